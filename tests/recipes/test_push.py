@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 from huggingface_hub import DatasetCard, ModelCard
@@ -37,8 +38,11 @@ from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.server import LEDGER
 from vla_rl.policies.pretrained import load_policy
+from vla_rl.policies.vla.lerobot_folder import save_lerobot
 from vla_rl.policies.vla.tokenizer import open_tokenizer
+from vla_rl.policies.vla.weights import ADAPTER
 from vla_rl.pretrained import save_own
+from vla_rl.recipes.inspect import describe_public
 from vla_rl.training.tracking import RunFolder, read_metrics
 
 NAME = "somebody/lift-ppo"
@@ -193,6 +197,35 @@ def test_a_base_from_elsewhere_has_to_be_named_and_has_to_be_the_same(
     shutil.rmtree(published)
     open_tokenizer.cache_clear()
     assert same(load_policy(located(NAME)), policy)
+
+
+def test_an_adapter_is_sent_with_the_name_of_what_it_was_trained_on(
+    hub: Hub, published: Path, tmp_path: Path, complaint: Any
+) -> None:
+    beneath = load_policy(published, spec_of("lift"))
+    adapter = shutil.copytree(published, tmp_path / "adapter", ignore=shutil.ignore_patterns("*.safetensors"))
+    chosen = peft.LoraConfig(r=2, target_modules=r".*lm_expert.*q_proj", init_lora_weights=False)
+    wrapped: Any = peft.get_peft_model(load_policy(published, spec_of("lift")).network, chosen)
+    wrapped.save_pretrained(adapter)
+    for file, changes in (("config.json", {"use_peft": True}), (ADAPTER, {"base_model_name_or_path": str(published)})):
+        saved = json.loads((adapter / file).read_text(encoding="utf-8"))
+        (adapter / file).write_text(json.dumps(saved | changes), encoding="utf-8")
+    policy, push = load_policy(adapter, spec_of("lift")), ("push", str(adapter), NAME)
+    assert f"of {published}, under an adapter" in dict(describe_public(adapter))["weights"]
+    assert not same(policy.network, beneath.network) and weights(policy).keys() == weights(beneath).keys()
+    assert "--base OWNER/NAME" in complaint(*push) and NAME not in hub.repositories
+    main([*push, "--base", "maker/small-vla"])
+    sent = json.loads(hub.head(NAME)[ADAPTER])
+    commit = hub.commit("maker/small-vla", "main")
+    assert (sent["base_model_name_or_path"], sent["revision"]) == ("maker/small-vla", commit)
+    shutil.rmtree(published)
+    found = load_policy(located(NAME), spec_of("lift"))
+    assert same(found.network, policy.network)
+    found.save_pretrained(tmp_path / "learnt")
+    assert same(load_policy(tmp_path / "learnt"), found)
+    save_lerobot(found, tmp_path / "whole")
+    assert not (tmp_path / "whole" / ADAPTER).exists()
+    assert same(load_policy(tmp_path / "whole", spec_of("lift")).network, policy.network)
 
 
 def test_a_config_that_leads_to_this_machine_is_not_sent(hub: Hub, run: Path, complaint: Any) -> None:

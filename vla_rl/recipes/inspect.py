@@ -347,15 +347,15 @@ def _statistics(checkpoint: PublicCheckpoint) -> str:
 
 
 def _weights(folder: Path) -> str:
-    from vla_rl.policies.vla.weights import tensor_sizes, weight_files
+    from vla_rl.policies.vla.weights import adapted, tensor_sizes, weight_files
 
-    sizes = tensor_sizes(folder)
+    sizes, beneath = tensor_sizes(folder), adapted(folder)
     by_dtype: Counter[str] = Counter()
     for dtype, count in sizes.values():
         by_dtype[dtype] += count
     numbers = ", ".join(f"{count:,} {dtype}" for dtype, count in by_dtype.most_common())
-    files = len(weight_files(folder))
-    return f"{len(sizes)} tensors in {files} {'file' if files == 1 else 'files'}: {numbers}"
+    files, under = len(weight_files(folder)), f"; of {beneath}, under an adapter" if beneath else ""
+    return f"{len(sizes)} tensors in {files} {'file' if files == 1 else 'files'}: {numbers}{under}"
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -22,6 +22,7 @@ from vla_rl.evaluation.stats import Rate
 from vla_rl.policies.pretrained import read_config
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.saving import fingerprint as base_fingerprint
+from vla_rl.policies.vla.weights import ADAPTER, adapted, is_adapter
 from vla_rl.pretrained import CONFIG, checkpoint_of, is_run
 from vla_rl.recipes.policies import fingerprint
 from vla_rl.recipes.push import Card, Content, Upload, listed, with_card, without_paths
@@ -89,7 +90,19 @@ def _files(folder: Path, base: str) -> dict[str, Content]:
             if (sent := _elsewhere(value, named)) != value:
                 found[name.as_posix()] = json.dumps(sent, indent=2).encode()
             _require_portable(sent, folder / name)
+    if is_adapter(folder):
+        found[ADAPTER] = _adapter_on_hub(read_json(folder / ADAPTER), folder, base)
     return found
+
+
+def _adapter_on_hub(config: JsonObject, folder: Path, base: str) -> Content:
+    """``adapter_config.json`` of ``folder``, which names what the adapter was trained on as it is on the hub."""
+    beneath = adapted(folder)
+    assert beneath is not None
+    if Path(str(config["base_model_name_or_path"])).is_dir():
+        name, _, commit = _name_on_hub(str(beneath), base_fingerprint(beneath), folder, base).partition("@")
+        config = {**config, "base_model_name_or_path": name, "revision": commit}
+    return json.dumps(config, indent=2).encode()
 
 
 def _base_on_hub(config: Any, folder: Path, base: str) -> dict[str, str]:
@@ -97,7 +110,11 @@ def _base_on_hub(config: Any, folder: Path, base: str) -> dict[str, str]:
     saved = config.get("base") if isinstance(config, dict) else None
     if not isinstance(saved, dict) or not {"folder", "fingerprint"} <= saved.keys():
         return {}
-    place = str(saved["folder"])
+    return {str(saved["folder"]): _name_on_hub(str(saved["folder"]), saved["fingerprint"], folder, base)}
+
+
+def _name_on_hub(place: str, found: str, folder: Path, base: str) -> str:
+    """The name on the hub, with its commit, of ``place`` with the fingerprint ``found``, on which ``folder`` builds."""
     name = hub.portable(place)
     if not hub.is_pinned(name):
         if not base:
@@ -107,13 +124,13 @@ def _base_on_hub(config: Any, folder: Path, base: str) -> dict[str, str]:
                 "after vla-rl push of that folder if need be."
             )
         name = hub.portable(hub.located(base))
-        if not hub.is_pinned(name) or base_fingerprint(hub.cached(name, CONFIG) or Path(name)) != saved["fingerprint"]:
+        if not hub.is_pinned(name) or base_fingerprint(hub.cached(name, CONFIG) or Path(name)) != found:
             raise UserError(
                 f"--base {base!r} has other weights, or another config.json, than {place!r}, on top of which "
                 f"{str(folder)!r} was trained, so together they would be another policy and nothing was sent; name "
                 "the one that it is on the Hugging Face hub."
             )
-    return {place: name}
+    return name
 
 
 def _elsewhere(value: Any, named: JsonMapping, key: str = "") -> Any:

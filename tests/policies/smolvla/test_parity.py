@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from tests.golden.vla.smolvla.cases import CAMERAS, CASES, FENCE, TIMES, VLM, inputs
+from tests.golden.vla.smolvla.cases import ACTION, CAMERAS, CASES, FENCE, TIMES, VLM, inputs
 from tests.golden.vla.weights import generator, weight
+from tests.policies.vla.public_folders import write
 from vla_rl.policies.flow import AllSteps, Field, FlowSampler, Ode
 from vla_rl.policies.smolvla.network import UNUSED, SmolVLANetwork
 from vla_rl.policies.smolvla.shape import SmolVLAShape
+from vla_rl.policies.vla.checkpoint import read_public
 
 EXPECTED = Path(__file__).parents[2] / "golden" / "vla" / "smolvla" / "expected.npz"
+ADAPTER = EXPECTED.parents[1] / "adapter"  # of "one row"
 EXACT = [name for name, case in CASES.items() if not case.bfloat16]
 
 
@@ -43,8 +49,8 @@ def conditioned(name: str, network: SmolVLANetwork) -> dict[str, torch.Tensor]:
     return network.condition(prefix, padded(given["state"], network.state_size))
 
 
-def computed(name: str) -> dict[str, np.ndarray]:
-    network, given = network_of(name), inputs(name, generator(name))
+def computed(name: str, network: SmolVLANetwork | None = None) -> dict[str, np.ndarray]:
+    network, given = network or network_of(name), inputs(name, generator(name))
     condition, noise = conditioned(name, network), torch.from_numpy(given["noise"])
     batch = len(noise)
 
@@ -70,6 +76,20 @@ def test_velocity_sample_and_loss_are_those_of_lerobot(name: str) -> None:
     with np.load(EXPECTED) as expected:
         for key, found in computed(name).items():
             assert np.abs(found - expected[f"{name}/{key}"]).max() <= 1e-4, key
+
+
+def test_an_adapter_of_peft_makes_of_its_base_what_it_does_in_lerobot(tmp_path: Path) -> None:
+    base, folder = tmp_path / "base", shutil.copytree(ADAPTER, tmp_path / "adapter")
+    base.mkdir()
+    save_file(network_of("one row").state_dict(), base / "model.safetensors")
+    config = json.loads((ADAPTER / "adapter_config.json").read_text(encoding="utf-8"))
+    write(folder / "adapter_config.json", config | {"base_model_name_or_path": str(base)})
+    network = SmolVLAShape.from_lerobot(read_public(folder).config, VLM).build().eval().requires_grad_(False)
+    network.load_public(folder)
+    found = computed("one row", network)
+    with np.load(ADAPTER / "expected.npz") as expected, np.load(EXPECTED) as alone:
+        assert np.abs(found["sample"][..., :ACTION] - expected["sample"]).max() <= 1e-4
+        assert np.abs(found["sample"] - alone["one row/sample"]).max() > 0.1, "the adapter changes it"
 
 
 def test_in_bfloat16_the_difference_is_that_of_rounding() -> None:

@@ -126,6 +126,19 @@ def test_the_fingerprint_sees_a_change_at_the_end(tmp_path: Path) -> None:
     assert found[0] != found[1]
 
 
+def test_the_fingerprint_of_an_adapter_covers_what_it_was_trained_on(tmp_path: Path) -> None:
+    base, adapter, found = tmp_path / "base", tmp_path / "adapter", []
+    for folder in (base, adapter):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}", encoding="utf-8")
+    for alpha, value in ((1, 0.0), (1, 1.0), (2, 1.0)):
+        config = {"peft_type": "LORA", "lora_alpha": alpha, "base_model_name_or_path": str(base)}
+        (adapter / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        save_file({"a": torch.full((4,), value)}, base / "model.safetensors")
+        found.append(fingerprint(adapter))
+    assert len(set(found)) == 3
+
+
 def test_a_checkpoint_with_other_tensors_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "base").save_pretrained(tmp_path / "ours")
     path = tmp_path / "ours" / "model.safetensors"

@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import peft
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.patience import PATIENCE
@@ -177,3 +179,79 @@ def test_shards_lie_in_the_folder(tmp_path: Path, name: object) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(UserError, match=r"no file beside it|has no weight_map"):
         weight_files(tmp_path)
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def adapter_of(tmp_path: Path, changes: dict[str, Any] | None = None, **options: Any) -> tuple[Path, nn.Module]:
+    """The folder that PEFT writes for an adapter of ``TENSORS``, and the model that it made."""
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    save_file(TENSORS, base / "model.safetensors")
+    model = Net()
+    load_public_weights(model, base)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["body"], lora_alpha=3, **options))
+    torch.manual_seed(0)
+    for item in (item for item in wrapped.parameters() if item.requires_grad):
+        torch.nn.init.normal_(item)
+    wrapped.save_pretrained(folder)
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | {"base_model_name_or_path": str(base)}
+    path.write_text(json.dumps(config | (changes or {})), encoding="utf-8")
+    return folder, wrapped
+
+
+@pytest.mark.parametrize("options", [{"r": 2}, {"r": 2, "use_rslora": True}, {"r": 4, "rank_pattern": {"body": 1}}])
+def test_an_adapter_is_merged_into_what_it_was_trained_on(tmp_path: Path, options: dict[str, Any]) -> None:
+    folder, wrapped = adapter_of(tmp_path, **options)
+    net, x = empty(), torch.randn(4, 3)
+    load_public_weights(net, folder)
+    torch.testing.assert_close(net.body(x), wrapped.base_model.model.body(x))
+    assert not net.body.weight.allclose(TENSORS["body.weight"])
+    assert weight_files(folder) == (tmp_path / "base" / "model.safetensors",)
+
+
+def test_what_was_trained_as_a_whole_is_taken_whole(tmp_path: Path) -> None:
+    folder, wrapped = adapter_of(tmp_path, r=1, modules_to_save=["embed"])
+    net = empty()
+    load_public_weights(net, folder)
+    embedded = wrapped.base_model.model.embed(torch.arange(5))
+    torch.testing.assert_close(net.embed.weight, embedded)
+    assert not embedded.allclose(TENSORS["embed.weight"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"alpha_pattern": {"body": 9}}, "alpha_pattern"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"bias": "all"}, "bias"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"peft_type": "IA3"}, "peft_type"),
+        ({"a_new_one": [1]}, "a_new_one"),
+        ({"base_model_name_or_path": None}, "does not name"),
+        ({"base_model_name_or_path": "downloads/gone"}, "downloads/gone"),
+    ],
+)
+def test_an_adapter_that_is_not_understood_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    folder, _ = adapter_of(tmp_path, changes, r=2)
+    with pytest.raises(UserError, match=words):
+        load_public_weights(empty(), folder)
+
+
+def test_half_an_adapter_and_one_of_another_model_are_refused(tmp_path: Path) -> None:
+    folder, _ = adapter_of(tmp_path, r=2)
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    first = next(name for name in tensors if "lora_A" in name)
+    save_file({name: item for name, item in tensors.items() if name != first}, path)
+    with pytest.raises(UserError, match="not in its files"):
+        load_public_weights(empty(), folder)
+    save_file({name.replace("body", "arm"): item for name, item in tensors.items()}, path)
+    with pytest.raises(UserError, match="no place in the model"):
+        load_public_weights(empty(), folder)
+    path.unlink()
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors"):
+        load_public_weights(empty(), folder)

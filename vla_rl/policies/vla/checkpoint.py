@@ -19,7 +19,7 @@ from vla_rl.contract.hub import LEROBOT
 from vla_rl.policies.normalization import Relative
 from vla_rl.policies.vla.dataset_statistics import ACTION, STATE
 from vla_rl.policies.vla.normalization_formulas import Modes
-from vla_rl.policies.vla.weights import read_json
+from vla_rl.policies.vla.weights import is_adapter, read_json
 
 CONFIG = "config.json"
 # The class of a family's policies, by what config.json says.  It has ``from_public(folder, spec, options)``.
@@ -52,7 +52,6 @@ _HARMLESS = """
 _FIELDS: Mapping[str, Any] = {
     **dict.fromkeys((*_READ.split(), *_HARMLESS.split()), _ANY),
     "n_obs_steps": (1,),
-    "use_peft": (False,),
     "adapt_to_pi_aloha": (False,),
     "use_delta_joint_actions_aloha": (False,),
 }
@@ -189,7 +188,7 @@ def read_public(folder: Path) -> PublicCheckpoint:
 
 def _lerobot(folder: Path, config: Mapping[str, Any]) -> PublicCheckpoint:
     """LeRobot: features with their shapes; the preprocessor names the tokenizer and renames cameras."""
-    _check_fields(folder / CONFIG, config, _FIELDS)
+    _check_fields(folder / CONFIG, config, {**_FIELDS, "use_peft": (False, is_adapter(folder))})
     inputs, outputs = config["input_features"] or {}, config["output_features"] or {}
     pictures = {short_name(key): item["shape"] for key, item in inputs.items() if item["type"] == "VISUAL"}
     state, action = inputs.get(STATE), outputs.get(ACTION)

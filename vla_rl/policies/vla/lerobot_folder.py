@@ -22,7 +22,7 @@ from vla_rl.policies.vla import checkpoint
 from vla_rl.policies.vla.checkpoint import CONFIG, PublicCheckpoint, read_public
 from vla_rl.policies.vla.dataset_statistics import ACTION, STATE
 from vla_rl.policies.vla.flow_vla import FlowVLA
-from vla_rl.policies.vla.weights import INDEX, open_tensors, read_json, weight_files
+from vla_rl.policies.vla.weights import ADAPTER, INDEX, open_tensors, read_json, weight_files
 
 _MODES = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}  # offset and scale of any mode as mean, std
 _CAMERA = "observation.images."
@@ -85,7 +85,11 @@ def _copy_beside(base: Path, folder: Path) -> None:
     """The tokenizer and the like: all small files but those that are written here."""
     for path in sorted(base.rglob("*.json")) + sorted(base.rglob("*.model")):
         inside = path.relative_to(base)
-        own = path.name.startswith(("policy_preprocessor", "policy_postprocessor")) or path.name in (CONFIG, INDEX)
+        own = path.name.startswith(("policy_preprocessor", "policy_postprocessor")) or path.name in (
+            CONFIG,
+            INDEX,
+            ADAPTER,
+        )
         if (own and len(inside.parts) == 1) or inside.parts[0] == "meta":
             continue
         (folder / inside).parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +116,7 @@ def _config(policy: FlowVLA, base: Mapping[str, Any], names: list[str], excluded
         "output_features": {ACTION: {"type": "ACTION", "shape": [sizes[1]]}},
         "normalization_mapping": _MODES,
         "n_action_steps": policy.horizon,
+        "use_peft": False,  # an adapter of the base is merged
         steps: policy.sampler.steps,
     }
     if base["type"] != "smolvla":  # which has no such fields: its processors alone say it

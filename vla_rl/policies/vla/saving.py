@@ -22,7 +22,7 @@ from vla_rl.policies.vla.checkpoint import CONFIG
 from vla_rl.policies.vla.network import FlowNetwork, NetworkShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.tokenizer import Prompts
-from vla_rl.policies.vla.weights import load_public_weights, without_weights
+from vla_rl.policies.vla.weights import ADAPTER, adapted, load_public_weights, without_weights
 from vla_rl.pretrained import load_module, save_folder
 
 _BASE = "base"  # entry of a saved config
@@ -72,7 +72,8 @@ def fingerprint(folder: Path) -> str:
     """SHA-256 of ``config.json`` and of the names, sizes and 64 kB of every safetensors file, spread over the file.
 
     So it takes milliseconds for 14 GB and notices another file, a truncated one and other weights: these differ
-    everywhere.  It is no protection against somebody who wants to deceive.
+    everywhere.  Of an adapter it covers what that was trained on, too.  It is no protection against somebody who wants
+    to deceive.
     """
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
@@ -82,6 +83,8 @@ def fingerprint(folder: Path) -> str:
             for i in range(_SAMPLES):
                 file.seek(i * max(0, size - _SAMPLE) // (_SAMPLES - 1))
                 digest.update(file.read(_SAMPLE))
+    if (base := adapted(folder)) is not None:
+        digest.update((folder / ADAPTER).read_bytes() + fingerprint(base).encode())
     return digest.hexdigest()
 
 

@@ -1,13 +1,16 @@
 """Weights of a downloaded folder: one safetensors file or shards, read into a module tensor by tensor.
 
+A folder of PEFT holds an adapter (LoRA) alone and names the one with the weights; it is read as both merged.
+
 Files of pickles (``pytorch_model.bin``, ``*.pt``) are never read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from vla_rl.contract import trust
+from vla_rl.contract import hub, trust
 from vla_rl.contract.errors import UserError
 from vla_rl.pretrained import read_tensor
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _LISTED = 4  # names in a message
 Rename = Callable[[str], str | None]
@@ -46,10 +50,12 @@ def without_weights() -> Iterator[None]:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files that hold the weights of ``folder``, in order.
+    """The safetensors files that hold the weights of ``folder``, in order; of an adapter, those it was trained on.
 
     Raises UserError when there are none, when a shard is missing, or when the weights are pickles.
     """
+    if (base := adapted(folder)) is not None:
+        return weight_files(base)
     if (folder / INDEX).is_file():
         shards = sorted(set(_weight_map(folder).values()))
         missing = [name for name in shards if not (folder / name).is_file()]
@@ -111,7 +117,7 @@ def load_public_weights(
     ``module`` is then of no use.
     """
     wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    shared = _shared_names(module)
+    shared, adapter = _shared_names(module), _Adapter.of(folder, rename)
     filled, extra, misshapen = set[str](), list[str](), list[str]()
     for path in weight_files(folder):
         with open_tensors(path) as tensors:
@@ -126,9 +132,104 @@ def load_public_weights(
                     misshapen.append(f"{key} {list(shape)} instead of {list(wanted[name])}")
                 else:
                     names = shared.get(name, (name,))
-                    _put(module, names, read_tensor(tensors, key), dtype)
+                    _put(module, names, adapter.merged(names, read_tensor(tensors, key)), dtype)
                     filled |= set(names)
-    _require_complete(folder, sorted(wanted.keys() - filled - set(absent)), extra, misshapen)
+    _require_complete(folder, sorted(wanted.keys() - filled - set(absent)), [*extra, *adapter.left(filled)], misshapen)
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+_WRAPPED = "base_model.model."  # what PEFT writes before the names of the model that it wraps
+# Of adapter_config.json (peft 0.21): what is read, or says how it was trained; everything else must be off.
+_ADAPTER_FIELDS = """
+    peft_type base_model_name_or_path revision r lora_alpha use_rslora bias modules_to_save rank_pattern peft_version
+    target_modules exclude_modules lora_dropout inference_mode task_type auto_mapping init_lora_weights eva_config
+    layers_to_transform layers_pattern runtime_config qalora_group_size ensure_weight_tying megatron_config
+    megatron_core
+"""
+_ADAPTER_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # others change the base's own weights
+}
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether ``folder`` holds an adapter of PEFT and no weights of its own."""
+    return (folder / ADAPTER).is_file() and not any((folder / name).is_file() for name in (INDEX, SINGLE))
+
+
+def adapted(folder: Path) -> Path | None:
+    """The folder with the weights that the adapter of ``folder`` was trained on; None where it holds no adapter.
+
+    It may be named as on the Hugging Face hub.  Raises UserError where nothing is there, and for an adapter that is not
+    LoRA of the weights as they are.
+    """
+    if not is_adapter(folder):
+        return None
+    path = folder / ADAPTER
+    config = read_json(path)
+    odd = [name for name in config if name not in _ADAPTER_FIELDS.split() and config[name]]
+    odd += [name for name, allowed in _ADAPTER_VALUES.items() if config.get(name, allowed[0]) not in allowed]
+    if odd:
+        raise UserError(
+            f"{str(path)!r} sets {_some(odd)}, which vla-rl does not merge, so the weights would be wrong; merge the "
+            "adapter into its base (merge_and_unload of peft) and save that."
+        )
+    name, revision = str(config.get("base_model_name_or_path") or ""), config.get("revision")
+    base = Path(hub.located(f"{name}@{revision}" if revision and not Path(name).is_dir() else name))
+    if not name or not base.is_dir() or is_adapter(base):
+        raise UserError(
+            f"{str(folder)!r} holds an adapter alone, and what it was trained on ({name or 'which it does not name'}) "
+            f"is no folder with weights here, so there is no policy; write where that is, or its name on the hub, into "
+            f"base_model_name_or_path of {str(path)!r}."
+        )
+    return base
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """LoRA (arXiv 2106.09685) as PEFT stores it: ``W + alpha / r * B A``, or ``alpha / sqrt(r)`` where it is rsLoRA's.
+
+    pairs  {name in the module: (A [r,inputs], B [outputs,r], scale)}
+    whole  {name: tensor} of what was trained as a whole (``modules_to_save``)
+    """
+
+    pairs: dict[str, tuple[Tensor, Tensor, float]]
+    whole: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, folder: Path, rename: Rename) -> _Adapter:
+        """What ``folder`` holds; nothing where it holds no adapter."""
+        if adapted(folder) is None:
+            return cls({}, {})
+        config, parts, whole = read_json(folder / ADAPTER), dict[str, dict[str, Tensor]](), dict[str, Tensor]()
+        with open_tensors(folder / _ADAPTER_WEIGHTS) as tensors:
+            for key in tensors.keys():  # noqa: SIM118  # a file, no dict
+                inside, _, part = key.removeprefix(_WRAPPED).partition(".lora_")
+                name = rename(f"{inside}.weight" if part else inside)
+                if name is not None:
+                    place = parts.setdefault(name, {}) if part else whole
+                    place[part.removesuffix(".weight") or name] = read_tensor(tensors, key)
+        half = [name for name, both in parts.items() if sorted(both) != ["A", "B"] or both["A"].ndim != 2]
+        _require_complete(folder, half, [], [])
+        scale = float(config["lora_alpha"])  # rsLoRA: arXiv 2312.03732
+        root = 0.5 if config.get("use_rslora") else 1.0
+        pairs = {name: (both["A"], both["B"], scale / len(both["A"]) ** root) for name, both in parts.items()}
+        return cls(pairs, whole)
+
+    def merged(self, names: Iterable[str], tensor: Tensor) -> Tensor:
+        """``tensor``, which the module calls ``names``, as the adapter leaves it."""
+        for name in names:
+            tensor = self.whole.get(name, tensor)
+            if name in self.pairs:
+                first, second, scale = self.pairs[name]
+                tensor = (tensor.float() + scale * (second.float() @ first.float())).to(tensor.dtype)
+        return tensor
+
+    def left(self, filled: set[str]) -> list[str]:
+        """What the adapter has and the module, of which ``filled`` is, has not."""
+        return sorted((self.pairs.keys() | self.whole.keys()) - filled)
 
 
 def _shared_names(module: nn.Module) -> dict[str, tuple[str, ...]]:

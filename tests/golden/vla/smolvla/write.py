@@ -22,9 +22,10 @@ from torch import library
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # other packages may be called "tests"
 # torchvision's compiled part does not fit a torch without CUDA; lerobot imports it but uses nothing of it here.
-_LIBRARY = library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
-    _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+if torch.version.cuda is None:
+    _LIBRARY = library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from cases import ACTION, CAMERAS, CASES, FENCE, MISSING, STATE, TIMES, VLM, Case, inputs  # noqa: E402
 from lerobot.configs.types import FeatureType, PolicyFeature  # noqa: E402
@@ -73,13 +74,9 @@ def policy_of(case: Case) -> SmolVLAPolicy:
     return policy
 
 
-@torch.no_grad()
-def outputs(name: str) -> dict[str, np.ndarray]:
-    """Velocities [times,B,C,A] at the noise, the sample of 10 steps from it [B,C,A], and the training loss [B]."""
-    policy, given = (
-        policy_of(CASES[name]),
-        {key: torch.from_numpy(item) for key, item in inputs(name, generator(name)).items()},
-    )
+def batch_of(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The inputs, and what LeRobot's policy is given of them."""
+    given = {key: torch.from_numpy(item) for key, item in inputs(name, generator(name)).items()}
     batch = {camera: given[camera].permute(0, 3, 1, 2).float() / 255.0 for camera in CAMERAS}
     batch |= {
         "observation.state": given["state"],
@@ -87,6 +84,13 @@ def outputs(name: str) -> dict[str, np.ndarray]:
         "observation.language.tokens": given["tokens"],
         "observation.language.attention_mask": given["mask"],
     }
+    return given, batch
+
+
+@torch.no_grad()
+def outputs(name: str) -> dict[str, np.ndarray]:
+    """Velocities [times,B,C,A] at the noise, the sample of 10 steps from it [B,C,A], and the training loss [B]."""
+    policy, (given, batch) = policy_of(CASES[name]), batch_of(name)
     model, (images, present) = policy.model, policy.prepare_images(batch)
     seen = (images, present, given["tokens"], given["mask"])
     state = policy.prepare_state(batch)
