@@ -15,7 +15,8 @@ from vla_rl.cli import main
 from vla_rl.contract.errors import UserError
 from vla_rl.contract.hub import pinned
 from vla_rl.contract.trust import names_ours_only
-from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.experience.datasets import load_demonstrations, stream_demonstrations
+from vla_rl.experience.demonstrations import Demonstrations
 from vla_rl.experience.lerobot.layout import Limits
 from vla_rl.policies.vla.dataset_statistics import read_statistics
 from vla_rl.policies.vla.normalization_formulas import Modes
@@ -57,6 +58,12 @@ def test_only_what_the_episodes_and_cameras_need_is_downloaded(hub: Hub, folder:
     both = load_demonstrations(NAME, [1, 2])
     assert [name for name in hub.taken("resolve")] == [DATA.format(2), VIDEO.format(1), VIDEO.format(2)]
     assert np.array_equal(both.images["front"], whole.images["front"][whole.episode > 0])
+
+
+def test_without_pictures_no_video_is_downloaded(hub: Hub, folder: Path) -> None:
+    found = Demonstrations.joined([*stream_demonstrations(NAME, cameras=None)])
+    assert not any("videos" in name for name in hub.taken("resolve")) and not found.images
+    assert np.array_equal(found.action, load_demonstrations(folder).action)
 
 
 def test_the_version_that_can_be_read_is_taken_and_the_main_branch_where_none_is_tagged(hub: Hub) -> None:

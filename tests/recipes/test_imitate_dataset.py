@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.experience.lerobot_makers import old_files, write_old
 from vla_rl.cli import main
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.experience.datasets import load_demonstrations, save_demonstrations
 from vla_rl.policies.tiny import TinyVLA
 from vla_rl.recipes.env_config import EnvConfig
-from vla_rl.recipes.imitate_dataset import require_fit
+from vla_rl.recipes.imitate import NewTiny
+from vla_rl.recipes.imitate_dataset import ImitateDataset, require_fit
 
 CONFIG = "imitate.py:from_dataset"
 FEW = ["--imitation.fit.steps", "4", "--imitation.fit.batch", "8", "--imitation.draws", "1"]
@@ -67,6 +71,47 @@ def test_a_dataset_by_lerobot_is_learnt_from(tmp_path):
     golden = Path(__file__).parents[1] / "golden" / "lerobot" / "dataset"
     policy = trained(tmp_path / "run", "--dataset", golden, *SMALL, "--new.horizon", 3)
     assert policy.spec.tasks == load_demonstrations(golden).tasks
+
+
+def test_what_is_streamed_whole_is_learnt_as_what_was_read_before(dataset, untrained, tmp_path):
+    few = ("--dataset", dataset, *SMALL, "--imitation.demonstrations", 2, "--image-size", 32)
+    for name, more in (("all", ()), ("frozen", ("--policy", untrained(), "--image-size", 0))):
+        read = trained(tmp_path / name, *few, *more).state_dict()
+        streamed = trained(tmp_path / f"{name} streamed", *few, *more, "--stream", 2).state_dict()
+        assert all(torch.equal(item, streamed[key]) for key, item in read.items()), name
+
+
+def test_a_block_after_the_other_is_read_and_all_are_seen_in_an_epoch(dataset, tmp_path):
+    recipe = ImitateDataset(dataset=str(dataset), stream=2)
+    episodes, numbers = recipe._chosen(0)
+    whole = load_demonstrations(dataset)
+    assert numbers.tolist() == [0, 1, 2] and np.array_equal(episodes.action, whole.action)
+    pictures = episodes.images["front"]
+    assert pictures.shape == whole.images["front"].shape and pictures.base.nbytes == 1, "no picture is in memory"
+    policy = NewTiny(width=32, blocks=1).build(recipe.spec(episodes), episodes, 1)
+    with closing(recipe._blocks(policy, numbers)) as blocks:
+        epochs = [[*islice(blocks, 2)] for _ in range(4)]
+    for epoch in epochs:
+        found = sorted((len(part.state), part.images["front"].tobytes()) for part in epoch)
+        first = whole.episode < 2
+        assert found == sorted((int(at.sum()), whole.images["front"][at].tobytes()) for at in (first, ~first))
+    assert len({tuple(len(part.state) for part in epoch) for epoch in epochs}) == 2, "in another order"
+    short = trained(tmp_path / "run", "--dataset", dataset, *SMALL, "--stream", 1, "--imitation.fit.steps", 30)
+    assert short.spec.tasks == whole.tasks
+
+
+def test_what_is_streamed_may_be_damaged(tmp_path, complaint):
+    write_old(tmp_path / "old", 3)
+    video = tmp_path / "old" / old_files(1)[1][1]
+    video.write_bytes(b"no video")
+    dataset = ("--dataset", str(tmp_path / "old"), "--stream", "1", *SMALL, "--new.horizon", "3")
+    arguments = ("train", CONFIG, *FEW, *dataset)
+    assert video.name in complaint(*arguments, "--out", str(tmp_path / "run"), "--imitation.fit.steps", "20")
+    trained(tmp_path / "other", *dataset, "--leave-out-damaged", "--imitation.fit.steps", 20)
+    for index in (0, 2):
+        (tmp_path / "old" / old_files(index)[1][1]).write_bytes(b"no video")
+    said = complaint(*arguments, "--out", str(tmp_path / "third"), "--leave-out-damaged")
+    assert "holds no readable episodes" in said
 
 
 def test_pictures_are_shrunk_and_episodes_chosen(dataset, tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +120,11 @@ def load_demonstrations(
     Raises UserError when ``path`` is no dataset, and DamagedError, naming file, column and episode, when a part of it
     cannot be read.  With ``on_damage`` the other parts are read, and ``on_damage`` is called with each problem.
     """
-    parts = list(stream_demonstrations(path, episodes, on_damage, cameras))
+    return joined_episodes(path, list(stream_demonstrations(path, episodes, on_damage, cameras)))
+
+
+def joined_episodes(path: str | Path, parts: Sequence[Demonstrations]) -> Demonstrations:
+    """Episodes of the dataset ``path``, renumbered from 0; raises UserError where there are none."""
     if not parts:
         raise UserError(
             f"{str(path)!r} holds no readable episodes, so there is nothing to imitate; record some with 'vla-rl "
@@ -133,9 +137,11 @@ def stream_demonstrations(
     path: str | Path,
     episodes: Iterable[int] | None = None,
     on_damage: Callable[[Problem], None] | None = None,
-    cameras: Collection[str] = (),
+    cameras: Collection[str] | None = (),
 ) -> Iterator[Demonstrations]:
     """Like :func:`load_demonstrations`, but one episode at a time, numbered as in the dataset.
+
+    ``cameras`` None: no pictures.
 
     ``observation.state`` and ``action`` are the state (without entries where there is none) and the action; every
     camera and every other column comes along.  Raises UserError when there is no ``action``.
@@ -158,7 +164,7 @@ def stream_demonstrations(
             on_damage(problem)
 
 
-def _opened(path: str, chosen: list[int] | None, cameras: Collection[str]) -> DatasetReader:
+def _opened(path: str, chosen: list[int] | None, cameras: Collection[str] | None) -> DatasetReader:
     """The reader of ``cameras``; of a dataset on the hub, what its ``chosen`` episodes need is there."""
     from vla_rl.experience.lerobot.reader import DatasetReader
 
@@ -177,9 +183,12 @@ def _opened(path: str, chosen: list[int] | None, cameras: Collection[str]) -> Da
     return _seeing(DatasetReader(root), path, cameras)
 
 
-def _seeing(reader: DatasetReader, path: str, cameras: Collection[str]) -> DatasetReader:
+def _seeing(reader: DatasetReader, path: str, cameras: Collection[str] | None) -> DatasetReader:
     """``reader`` of ``cameras`` alone, if any; raises UserError for one that the dataset does not have."""
     own = _cameras(reader)
+    if cameras is None:
+        reader.names = [name for name in reader.names if name not in own.values()]
+        return reader
     if missing := [name for name in cameras if name not in own]:
         raise UserError(
             f"the dataset {path!r} has no camera {missing[0]!r}, so nothing was read; it has "

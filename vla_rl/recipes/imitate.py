@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeAlias, cast
+from itertools import repeat
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -64,11 +65,12 @@ from vla_rl.recipes.trainers import (
     placed,
 )
 from vla_rl.training.device import alone, resolve_device
-from vla_rl.training.fit import GroundingConfig, ImitationConfig, ground, imitate
+from vla_rl.training.fit import GroundingConfig, ImitationConfig, ground, imitate_blocks
 from vla_rl.training.loop import LoopConfig, LoopLearner
 from vla_rl.training.tracking import RunFolder
 
 OnStep: TypeAlias = Callable[[int, dict[str, float]], None]
+T = TypeVar("T", bound=Observation | None)
 Pointing: TypeAlias = Callable[[nn.Module, Sequence[Tensor]], None]
 """Trains a network to point, in labelled scenes, at what its prompts [N,L] name (``training/fit.py:ground``)."""
 
@@ -358,7 +360,7 @@ class NewOpenVLA(NewImitator):
 
 def imitate_policy(
     policy: ImitationPolicy,
-    episodes: Demonstrations,
+    episodes: Demonstrations | Iterator[Demonstrations],
     config: ImitationConfig,
     seed: int,
     folder: RunFolder | None = None,
@@ -366,26 +368,46 @@ def imitate_policy(
     """Train ``policy.trainable()`` on the demonstrations, in place; the observations are encoded once.
 
     A policy whose features are too large for that, or are learnt themselves, names others: ``imitation_features``.
+    ``episodes`` may come in blocks, which it goes through one after the other.
     """
-    if hasattr(policy, "imitation_features"):
-        features = policy.imitation_features(episodes.observation())
-    else:
-        features = encode_episodes(policy, episodes)
-    length = getattr(policy, "chunk_length", policy.horizon)
-    chunks = demonstrated_chunks(policy, episodes, features, length)
-    chunks = chunks.select(torch.as_tensor(episodes.time % config.stride == 0))
+
+    def encoded(block: Demonstrations) -> tuple[Chunks, None]:
+        if hasattr(policy, "imitation_features"):
+            features = policy.imitation_features(block.observation())
+        else:
+            features = encode_episodes(policy, block)
+        length = getattr(policy, "chunk_length", policy.horizon)
+        chunks = demonstrated_chunks(policy, block, features, length)
+        return chunks.select(torch.as_tensor(block.time % config.stride == 0)), None
+
+    blocks = _blocks(episodes, encoded)
     with progress("imitate", config.fit.steps, "loss {loss:.4f}", folder) as report, alone():
-        imitate(policy, chunks, config, generator(seed, 2), report)
+        imitate_blocks(policy, blocks, config, generator(seed, 2), report)
 
 
 def imitate_from_pixels(
-    policy: ImitationPolicy, episodes: Demonstrations, config: ImitationConfig, seed: int, folder: RunFolder
+    policy: ImitationPolicy,
+    episodes: Demonstrations | Iterator[Demonstrations],
+    config: ImitationConfig,
+    seed: int,
+    folder: RunFolder,
 ) -> None:
-    """Train all of ``policy`` on the demonstrations, perception included, in place."""
-    from_here = origin(getattr(policy, "relative", ()), torch.as_tensor(episodes.state))
-    chunks = demonstrated_chunks(policy, episodes, from_here, policy.horizon)
+    """Train all of ``policy`` on the demonstrations, perception included, in place; ``episodes`` as above."""
+
+    def shown(block: Demonstrations) -> tuple[Chunks, Observation]:
+        from_here = origin(getattr(policy, "relative", ()), torch.as_tensor(block.state))
+        return demonstrated_chunks(policy, block, from_here, policy.horizon), block.observation()
+
+    blocks = _blocks(episodes, shown)
     with progress("imitate", config.fit.steps, "loss {loss:.4f}", folder) as report:
-        imitate(policy, chunks, config, generator(seed, 2), report, episodes.observation())
+        imitate_blocks(policy, blocks, config, generator(seed, 2), report)
+
+
+def _blocks(
+    episodes: Demonstrations | Iterator[Demonstrations], made: Callable[[Demonstrations], tuple[Chunks, T]]
+) -> Iterator[tuple[Chunks, T]]:
+    """What is ``made`` of each block, or of all episodes once and for ever."""
+    return repeat(made(episodes)) if isinstance(episodes, Demonstrations) else map(made, episodes)
 
 
 def encode_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) -> dict[str, Tensor]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,15 @@ from vla_rl.contract.env import ArraySpec, EnvSpec
 from vla_rl.contract.errors import ContractError, UserError, did_you_mean
 from vla_rl.contract.hub import repository
 from vla_rl.contract.policy import require
-from vla_rl.experience.datasets import depth_cameras, load_demonstrations, save_demonstrations
+from vla_rl.experience.datasets import (
+    depth_cameras,
+    joined_episodes,
+    load_demonstrations,
+    save_demonstrations,
+    stream_demonstrations,
+)
 from vla_rl.experience.demonstrations import Demonstrations
+from vla_rl.experience.lerobot.disk import Problem
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.checkpoint import is_public
 from vla_rl.policies.vla.flow_vla import FlowVLA
@@ -37,9 +46,9 @@ from vla_rl.recipes.imitate import (
 )
 from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.terminal import clock, console
-from vla_rl.recipes.trainers import placed
+from vla_rl.recipes.trainers import generator, placed
 from vla_rl.training.device import resolve_device
-from vla_rl.training.fit import FitConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, ImitationConfig, shuffled
 from vla_rl.training.tracking import RunFolder
 
 
@@ -66,6 +75,12 @@ class FromDataset(Checked):
 
     def read(self, count: int = 0) -> Demonstrations:
         """The first ``count`` episodes of the dataset, or all; raises UserError where none was named."""
+        self._require_colours()
+        chosen = range(count) if count else None
+        return self._shrunk(load_demonstrations(self.dataset, chosen, self._on_damage(), self.cameras))
+
+    def _require_colours(self) -> None:
+        """Raise UserError where no dataset was named, and for a camera that shows depth."""
         if not self.dataset:
             raise UserError("no dataset was named, so there is nothing to imitate; give one with --dataset FOLDER.")
         for name in depth_cameras(self.dataset):
@@ -75,9 +90,11 @@ class FromDataset(Checked):
                     "it; leave it out of --cameras."
                 )
             console.print(f"camera {name} is not read: it shows depth, and policies read RGB")
-        chosen = range(count) if count else None
-        damaged = (lambda problem: console.print(f"left out: {problem}")) if self.leave_out_damaged else None
-        episodes = load_demonstrations(self.dataset, chosen, damaged, self.cameras)
+
+    def _on_damage(self) -> Callable[[Problem], None] | None:
+        return (lambda problem: console.print(f"left out: {problem}")) if self.leave_out_damaged else None
+
+    def _shrunk(self, episodes: Demonstrations) -> Demonstrations:
         if not episodes.images or not self.image_size:
             return episodes
         images = {name: shrink(image, self.image_size) for name, image in episodes.images.items()}
@@ -131,20 +148,43 @@ class ImitateDataset(FromDataset):
         default_factory=lambda: ImitationConfig(demonstrations=0, stride=1, fit=FitConfig(steps=2000, batch=64))
     )
     only_successes: bool = False  # leave out episodes that failed
+    stream: int = at_least(0, 0)  # episodes whose pictures are read at a time, while it learns; 0: all, before it does
 
     def run(self, folder: RunFolder) -> JsonObject:
         seconds: dict[str, float] = {}
         with clock(seconds, "read"):
-            episodes = self.read(self.imitation.demonstrations)
-            if self.only_successes:
-                episodes = self._successes(episodes)
+            episodes, numbers = self._chosen(self.imitation.demonstrations)
         console.print(f"{episodes.count} episodes, {len(episodes.state)} steps, {len(episodes.tasks)} tasks")
         with clock(seconds, "imitation"):
-            policy = self._train(episodes, folder)
+            policy = self._train(episodes, numbers, folder)
         save_own(policy, folder.checkpoint("imitation"))
         loss = folder.metrics("imitation")[-1]["loss"]
         counts = {"episodes": episodes.count, "steps": len(episodes.state)}
         return {"loss": loss, **counts, "seconds": seconds, "seed": self.seed}
+
+    def _chosen(self, count: int) -> tuple[Demonstrations, np.ndarray]:
+        """What is imitated of the first ``count`` episodes, and the numbers of these where pictures are streamed.
+
+        In the place of pictures that will be streamed stand black ones of their size, which take no memory.
+        """
+        if not self.stream:
+            episodes = self.read(count)
+            return (self._successes(episodes), np.zeros(0)) if self.only_successes else (episodes, np.zeros(0))
+        self._require_colours()
+        parts = list(
+            stream_demonstrations(self.dataset, range(count) if count else None, self._on_damage(), cameras=None)
+        )
+        episodes, numbers = joined_episodes(self.dataset, parts), np.array([part.episode[0] for part in parts])
+        if self.only_successes:
+            numbers = numbers[episodes.successes()]
+            episodes = self._successes(episodes)
+        found = stream_demonstrations(self.dataset, numbers.tolist(), self._on_damage(), self.cameras)
+        shown = self._shrunk(joined_episodes(self.dataset, [*islice(found, 1)]))
+        black = {
+            name: np.broadcast_to(np.uint8(0), (len(episodes.state), *item.shape[1:]))
+            for name, item in shown.images.items()
+        }
+        return replace(episodes, images=black), numbers
 
     def _successes(self, episodes: Demonstrations) -> Demonstrations:
         success = episodes.successes()
@@ -152,7 +192,7 @@ class ImitateDataset(FromDataset):
             raise UserError(f"none of the {len(success)} episodes succeeded, so there is nothing to imitate.")
         return episodes.of(success)
 
-    def _train(self, episodes: Demonstrations, folder: RunFolder) -> ImitationPolicy:
+    def _train(self, episodes: Demonstrations, numbers: np.ndarray, folder: RunFolder) -> ImitationPolicy:
         if self.policy:
             policy, episodes = self.start(episodes)
         else:
@@ -160,11 +200,31 @@ class ImitateDataset(FromDataset):
             assert spec is not None, "of the data where there is no other"
             episodes = require_fit(spec, episodes, f"the environment {spec.name!r}", self.accept)
             policy = placed(self.new.build(spec, episodes, self.seed), resolve_device(self.device))
-            if hasattr(policy, "encode_with_grad"):
-                imitate_from_pixels(policy, episodes, self.imitation, self.seed, folder)
-                return policy
-        imitate_policy(policy, episodes, self.imitation, self.seed, folder)
+        learn = imitate_policy if self.policy or not hasattr(policy, "encode_with_grad") else imitate_from_pixels
+        learn(policy, self._blocks(policy, numbers) if self.stream else episodes, self.imitation, self.seed, folder)
         return policy
+
+    def _blocks(self, policy: ImitationPolicy, numbers: np.ndarray) -> Iterator[Demonstrations]:
+        """The episodes ``numbers``, ``stream`` that follow each other at a time, in random order, without end.
+
+        While one block is imitated the next is read, and downloaded where it is not here yet.
+        """
+        blocks = np.split(numbers, range(self.stream, len(numbers), self.stream))
+
+        def read(chosen: np.ndarray) -> list[Demonstrations]:
+            """A block, or none where all of it is damaged."""
+            parts = list(stream_demonstrations(self.dataset, chosen.tolist(), self._on_damage(), self.cameras))
+            if not parts:
+                return []
+            found = self._shrunk(Demonstrations.joined(parts))
+            return [require_fit(policy.spec, found, repr(self.policy or policy.spec.name), self.accept)]
+
+        with ThreadPoolExecutor(1) as reader:
+            order = shuffled(len(blocks), 1, generator(self.seed, 9))
+            coming = reader.submit(read, blocks[int(next(order))])
+            for index in order:
+                found, coming = coming.result(), reader.submit(read, blocks[int(index)])
+                yield from found
 
 
 def _require_imitating(policy: object, name: str) -> ImitationPolicy:

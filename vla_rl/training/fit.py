@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -82,8 +83,13 @@ def lr_factor(step: int, config: FitConfig) -> float:
 def shuffled(count: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Endless minibatches of indices, a new permutation every epoch, no sample twice in one."""
     while True:
-        order = torch.randperm(count, generator=generator)
-        yield from (part for part in order.split(batch) if len(part) == min(batch, count))
+        yield from epoch(count, batch, generator)
+
+
+def epoch(count: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Minibatches of indices in random order, no sample twice; what does not fill one is left out."""
+    order = torch.randperm(count, generator=generator)
+    yield from (part for part in order.split(batch) if len(part) == min(batch, count))
 
 
 def weighted(weights: Tensor, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -153,17 +159,35 @@ def imitate(
     With the ``N`` observations ``obs`` before the chunks the backbone learns as well, of a policy that has
     ``encode_with_grad``.
     """
-    made: Any = policy
+    imitate_blocks(policy, repeat((chunks, obs)), config, generator, report)
 
-    def loss(index: Tensor) -> tuple[Tensor, dict[str, float]]:
+
+def imitate_blocks(
+    policy: ImitationPolicy,
+    blocks: Iterator[tuple[Chunks, Observation | None]],
+    config: ImitationConfig,
+    generator: torch.Generator,
+    report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
+) -> None:
+    """As :func:`imitate`, once through each of ``blocks``, which need not be in memory at the same time."""
+    made: Any = policy
+    first = next(blocks)
+
+    def batches() -> Iterator[tuple[Chunks, Observation | None, Tensor]]:
+        for chunks, obs in chain([first], blocks):
+            stride = 1 if obs is None else config.stride
+            for index in epoch(len(chunks) // stride, config.fit.batch, generator):
+                yield chunks, obs, index * stride
+
+    def loss(batch: tuple[Chunks, Observation | None, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        chunks, obs, index = batch
         chosen = chunks.select(index)
         if obs is not None:
             chosen = replace(chosen, features=_encoded_with_grad(made, obs, index.numpy()))
         return mean_loss(policy, chosen, config.draws, generator), {}
 
-    parameters, stride = (policy.trainable(), 1) if obs is None else (dict(made.named_parameters()), config.stride)
-    batches = (index * stride for index in shuffled(len(chunks) // stride, config.fit.batch, generator))
-    fit(parameters, loss, batches, config.fit, report)
+    parameters = policy.trainable() if first[1] is None else dict(made.named_parameters())
+    fit(parameters, loss, batches(), config.fit, report)
 
 
 def _encoded_with_grad(policy: Any, obs: Observation, index: np.ndarray) -> Features:
