@@ -83,6 +83,9 @@ class Recording:
             drop_lock(self.root / _RECORDING, self._lock)
 
 
+recording = Recording  # what programs from before call it
+
+
 def save_demonstrations(episodes: Demonstrations, path: Path, video: str = "auto") -> None:
     """Write a LeRobotDataset v3.0 folder; an existing dataset at ``path`` is moved to ``path.1``, ``path.2``, ...
 
