@@ -46,11 +46,15 @@ def smolvla() -> Imitate:
 
 
 def smolvla_relative() -> Imitate:
-    """The same with actions relative to the joints at the decision, the gripper's absolute: LeRobot's default."""
+    """The same with actions relative to the joints at the decision, the gripper's absolute: LeRobot's default.
+
+    Without noise on these joints it would not correct where it is (docs/results/simulators.md).
+    """
     config = smolvla()
     assert isinstance(config.new, NewSmolVLAOfJoints)
     options = replace(config.new.options, relative=(True,) * 5 + (False,))
-    return replace(config, new=replace(config.new, options=options))
+    imitation = replace(config.imitation, state_noise=1 / 3)
+    return replace(config, new=replace(config.new, options=options), imitation=imitation)
 
 
 def from_recording() -> ImitateDataset:

@@ -380,7 +380,7 @@ def imitate_policy(
         chunks = demonstrated_chunks(policy, block, features, length)
         return chunks.select(torch.as_tensor(block.time % config.stride == 0)), None
 
-    blocks = _blocks(episodes, encoded)
+    blocks = _blocks(policy, episodes, config, seed, encoded)
     with progress("imitate", config.fit.steps, "loss {loss:.4f}", folder) as report, alone():
         imitate_blocks(policy, blocks, config, generator(seed, 2), report)
 
@@ -398,16 +398,45 @@ def imitate_from_pixels(
         from_here = origin(getattr(policy, "relative", ()), torch.as_tensor(block.state))
         return demonstrated_chunks(policy, block, from_here, policy.horizon), block.observation()
 
-    blocks = _blocks(episodes, shown)
+    blocks = _blocks(policy, episodes, config, seed, shown)
     with progress("imitate", config.fit.steps, "loss {loss:.4f}", folder) as report:
         imitate_blocks(policy, blocks, config, generator(seed, 2), report)
 
 
 def _blocks(
-    episodes: Demonstrations | Iterator[Demonstrations], made: Callable[[Demonstrations], tuple[Chunks, T]]
+    policy: ImitationPolicy,
+    episodes: Demonstrations | Iterator[Demonstrations],
+    config: ImitationConfig,
+    seed: int,
+    made: Callable[[Demonstrations], tuple[Chunks, T]],
 ) -> Iterator[tuple[Chunks, T]]:
-    """What is ``made`` of each block, or of all episodes once and for ever."""
-    return repeat(made(episodes)) if isinstance(episodes, Demonstrations) else map(made, episodes)
+    """What is ``made`` of each block, or of all episodes once and for ever; each time anew where states are noisy."""
+    relative, random = getattr(policy, "relative", ()), np.random.default_rng((seed, 10))
+    if config.state_noise and not any(relative):
+        raise UserError(
+            "state_noise moves the state that actions are relative to, and those of this policy are absolute, so it "
+            "would change nothing; leave it out, or make actions relative (--vla.relative)."
+        )
+    if isinstance(episodes, Demonstrations):
+        if not config.state_noise:
+            return repeat(made(episodes))
+        episodes = repeat(episodes)
+    return (made(displaced(block, relative, config.state_noise, random)) for block in episodes)
+
+
+def displaced(
+    episodes: Demonstrations, relative: Relative, noise: float, random: np.random.Generator
+) -> Demonstrations:
+    """The same actions from states that are off, in entries that are ``relative``, by normal ``noise`` in their std.
+
+    Whoever only follows what was demonstrated, relative to where it is, keeps every deviation: in demonstrations that
+    hardly deviate, movements do not depend on the state.
+    """
+    entries = np.flatnonzero(relative)
+    state = episodes.state.copy()
+    off = random.standard_normal((len(state), len(entries))).astype(np.float32)
+    state[:, entries] += noise * state[:, entries].std(axis=0) * off
+    return replace(episodes, state=state)
 
 
 def encode_episodes(policy: Policy, episodes: Demonstrations, part: int = 256) -> dict[str, Tensor]:

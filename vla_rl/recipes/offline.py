@@ -57,8 +57,8 @@ class ByAdvantage(Checked):
     """RECAP: imitate everything, conditioned on how good it was, and act as if the next decision were good."""
 
     algorithm: RecordedConfig = field(
-        default_factory=lambda: RecordedConfig(positive=0.2, lookahead=2, value_steps=1500, steps=2500, lr=1e-3)
-    )  # a fifth is good: failures last until the time limit, and a quota that they fill tells nothing
+        default_factory=lambda: RecordedConfig(positive=0.15, lookahead=2, value_steps=1500, steps=2500, lr=1e-3)
+    )  # a seventh is good: failures last until the time limit, and a quota that they fill tells nothing
     guidance: float = at_least(1.0, 0)  # see AdvantageConfig; above 1 for flows only
     stage = "recap"
 
