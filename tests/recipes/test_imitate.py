@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.evaluation import seed_ranges
 from vla_rl.experience.datasets import load_demonstrations
 from vla_rl.experience.demonstrations import Demonstrations
-from vla_rl.policies.normalization import Affine
+from vla_rl.policies.normalization import ORIGIN, Affine, made_absolute
 from vla_rl.policies.openvla.decoding import OpenVLAOptions, Parallel
 from vla_rl.policies.openvla.heads import Regression
 from vla_rl.policies.openvla.network import OpenVLAShape
@@ -33,7 +34,15 @@ from vla_rl.recipes import imitate, imitate_dataset
 from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
-from vla_rl.recipes.imitate import NewOpenVLA, NewPi05, NewSmolVLA, NewTiny, NewTinyOfJoints, grounded_policy
+from vla_rl.recipes.imitate import (
+    NewOpenVLA,
+    NewPi05,
+    NewSmolVLA,
+    NewTiny,
+    NewTinyOfJoints,
+    displaced,
+    grounded_policy,
+)
 from vla_rl.recipes.imitate_dataset import ImitateExpert
 from vla_rl.recipes.recipe import run
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
@@ -238,6 +247,28 @@ def test_a_small_openvlas_placeholders_learn_the_state_as_well(recorded):
     grounded, before = grounded_policy(LIFT, recorded, new, scenes, seed=3), policy.state_dict()
     changed = {name for name, item in grounded.state_dict().items() if not torch.equal(item, before[name])}
     assert "network.proprio_projector.fc1.weight" in changed and not any("action_head" in name for name in changed)
+
+
+def test_states_that_are_off_lead_to_the_same_actions_anew_in_every_pass(recorded, monkeypatch):
+    relative = (True, True, False, False)
+    off = displaced(recorded, relative, 0.5, np.random.default_rng(0))
+    moved = off.state - recorded.state
+    assert np.array_equal(off.action, recorded.action) and not moved[:, 2:].any()
+    spread = moved[:, :2].std(0) / recorded.state[:, :2].std(0)
+    assert (np.abs(spread - 0.5) < 4 * 0.5 / np.sqrt(2 * len(moved))).all(), "four standard errors"
+    seen = []
+    monkeypatch.setattr(imitate, "imitate_blocks", lambda policy, blocks, *_: seen.extend(islice(blocks, 2)))
+    policy = NewSmolVLA(SHAPE, VLAOptions(horizon=2, relative=relative)).build(LIFT.spec(), recorded, 1)
+    imitate.imitate_policy(policy, recorded, ImitationConfig(0, stride=1, state_noise=0.5), 1)
+    targets = [made_absolute(chunks.features, policy.action_scale.unnormalize(chunks.actions)) for chunks, _ in seen]
+    whole = torch.as_tensor(recorded.chunks(policy.chunk_length)[0])
+    for (chunks, _), target in zip(seen, targets, strict=True):
+        torch.testing.assert_close(target, whole, rtol=0, atol=1e-5)
+        state = policy.state_scale.unnormalize(chunks.features["state"])[:, :2]
+        torch.testing.assert_close(state, chunks.features[ORIGIN][:, :2], rtol=0, atol=1e-5)
+    assert not seen[0][0].actions.allclose(seen[1][0].actions)
+    with pytest.raises(UserError, match=r"state_noise .* those of this policy are absolute"):
+        imitate.imitate_policy(NEW.build(LIFT.spec(), recorded, 1), recorded, ImitationConfig(state_noise=0.5), 1)
 
 
 def test_what_begins_at_zero_stays_zero(recorded):
