@@ -143,9 +143,7 @@ class ImitationConfig:
     demonstrations: int = 30  # the first episodes of a dataset, 0 for all
     stride: int = 5  # control steps between the starts of training chunks; 5: one per decision of the policy
     draws: int = 2  # random draws, of noise and time for instance, per chunk and step
-    # Of the state that actions are relative to, in its standard deviations, drawn anew whenever it goes through the
-    # episodes: the same actions from a state that is off teach a policy to come back
-    state_noise: float = at_least(0.0, 0)
+    state_noise: float = at_least(0.0, 0)  # of the state that actions are relative to, in its standard deviations
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, lr=1e-3))
 
 
