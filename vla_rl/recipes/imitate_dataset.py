@@ -73,11 +73,10 @@ class FromDataset(Checked):
     vla: VLAOptions = VLAOptions()  # how ``policy`` is opened if it is a public folder; ours have their own.  Actions
     # that ``relative`` says are relative are normalized by mean and std of the dataset's
 
-    def read(self, count: int = 0) -> Demonstrations:
-        """The first ``count`` episodes of the dataset, or all; raises UserError where none was named."""
+    def read(self) -> Demonstrations:
+        """All episodes of the dataset; raises UserError where none was named."""
         self._require_colours()
-        chosen = range(count) if count else None
-        return self._shrunk(load_demonstrations(self.dataset, chosen, self._on_damage(), self.cameras))
+        return self._shrunk(load_demonstrations(self.dataset, None, self._on_damage(), self.cameras))
 
     def _require_colours(self) -> None:
         """Raise UserError where no dataset was named, and for a camera that shows depth."""
@@ -163,27 +162,22 @@ class ImitateDataset(FromDataset):
         return {"loss": loss, **counts, "seconds": seconds, "seed": self.seed}
 
     def _chosen(self, count: int) -> tuple[Demonstrations, np.ndarray]:
-        """What is imitated of the first ``count`` episodes, and the numbers of these where pictures are streamed.
+        """What is imitated of the first ``count`` episodes, and their numbers in the dataset.
 
         In the place of pictures that will be streamed stand black ones of their size, which take no memory.
         """
-        if not self.stream:
-            episodes = self.read(count)
-            return (self._successes(episodes), np.zeros(0)) if self.only_successes else (episodes, np.zeros(0))
         self._require_colours()
-        parts = list(
-            stream_demonstrations(self.dataset, range(count) if count else None, self._on_damage(), cameras=None)
-        )
+        cameras, first = None if self.stream else self.cameras, range(count) if count else None
+        parts = list(stream_demonstrations(self.dataset, first, self._on_damage(), cameras))
         episodes, numbers = joined_episodes(self.dataset, parts), np.array([part.episode[0] for part in parts])
         if self.only_successes:
-            numbers = numbers[episodes.successes()]
-            episodes = self._successes(episodes)
+            episodes, numbers = self._successes(episodes), numbers[episodes.successes()]
+        if not self.stream:
+            return self._shrunk(episodes), numbers
         found = stream_demonstrations(self.dataset, numbers.tolist(), self._on_damage(), self.cameras)
         shown = self._shrunk(joined_episodes(self.dataset, [*islice(found, 1)]))
-        black = {
-            name: np.broadcast_to(np.uint8(0), (len(episodes.state), *item.shape[1:]))
-            for name, item in shown.images.items()
-        }
+        count = len(episodes.state)
+        black = {name: np.broadcast_to(np.uint8(0), (count, *item.shape[1:])) for name, item in shown.images.items()}
         return replace(episodes, images=black), numbers
 
     def _successes(self, episodes: Demonstrations) -> Demonstrations:
