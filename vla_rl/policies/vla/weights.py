@@ -177,7 +177,10 @@ def adapted(folder: Path) -> Path | None:
             "adapter into its base (merge_and_unload of peft) and save that."
         )
     name, revision = str(config.get("base_model_name_or_path") or ""), config.get("revision")
-    base = Path(hub.located(f"{name}@{revision}" if revision and not Path(name).is_dir() else name))
+    try:
+        base = Path(hub.located(f"{name}@{revision}" if revision and not Path(name).is_dir() else name))
+    except UserError as error:
+        raise UserError(f"{str(folder)!r} holds an adapter alone, and of what it was trained on, {error}") from error
     if not name or not base.is_dir() or is_adapter(base):
         raise UserError(
             f"{str(folder)!r} holds an adapter alone, and what it was trained on ({name or 'which it does not name'}) "
