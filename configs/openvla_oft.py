@@ -76,14 +76,14 @@ def dppo() -> Improve:
 def small_imitate() -> Imitate:
     """A hundred demonstrations, from which the language model and the L1 head learn.
 
-    Seed 11 reaches 24.6 % on lift; what its L1 head could not learn before is in docs/results/simulators.md.
+    What its L1 head could not learn before is in docs/results/simulators.md.
     """
     recipe: Imitate = load_config("smolvla.py:small_imitate")
     return replace(
         recipe,
         new=NewOpenVLA(options=OpenVLAOptions(decoding=Parallel(5))),
-        grounding=GroundingConfig(scenes=8000, fit=FitConfig(steps=500, batch=64, lr=2e-3)),
-        imitation=ImitationConfig(100, stride=1, draws=1, fit=FitConfig(steps=600, batch=64, lr=5e-4)),
+        grounding=GroundingConfig(scenes=8000, fit=FitConfig(steps=1000, batch=64, lr=2e-3)),
+        imitation=ImitationConfig(100, stride=1, draws=1, fit=FitConfig(steps=1500, batch=64, lr=5e-4)),
     )
 
 

@@ -9,7 +9,7 @@ from vla_rl.recipes.env_config import EnvConfig
 from vla_rl.recipes.evaluators import EvaluationConfig
 from vla_rl.recipes.imitate import Imitate, NewSmolVLAOfJoints, NewTiny, NewTinyOfJoints
 from vla_rl.recipes.imitate_dataset import ImitateDataset
-from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig, RelativeImitationConfig
 
 ENV = EnvConfig("so101")
 
@@ -40,7 +40,7 @@ def smolvla() -> Imitate:
         env=ENV,
         new=new,
         grounding=GroundingConfig(scenes=4000, fit=FitConfig(steps=1000, batch=64, lr=2e-3)),
-        imitation=ImitationConfig(50, stride=1, draws=1, fit=FitConfig(steps=1500, batch=64, lr=1e-3)),
+        imitation=RelativeImitationConfig(50, stride=1, draws=1, fit=FitConfig(steps=1500, batch=64, lr=1e-3)),
         evaluation=EvaluationConfig(validation=64),
     )
 
@@ -53,7 +53,7 @@ def smolvla_relative() -> Imitate:
     config = smolvla()
     assert isinstance(config.new, NewSmolVLAOfJoints)
     options = replace(config.new.options, relative=(True,) * 5 + (False,))
-    imitation = replace(config.imitation, state_noise=1 / 3)
+    imitation = replace(config.imitation, state_noise=1 / 3)  # type: ignore[call-arg]  # of a RelativeImitationConfig
     return replace(config, new=replace(config.new, options=options), imitation=imitation)
 
 

@@ -45,7 +45,7 @@ from vla_rl.recipes.imitate import (
 )
 from vla_rl.recipes.imitate_dataset import ImitateExpert
 from vla_rl.recipes.recipe import run
-from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig, RelativeImitationConfig
 
 
 def recipe(count: int = 2, **options: int) -> ImitateExpert:
@@ -259,7 +259,7 @@ def test_states_that_are_off_lead_to_the_same_actions_anew_in_every_pass(recorde
     seen = []
     monkeypatch.setattr(imitate, "imitate_blocks", lambda policy, blocks, *_: seen.extend(islice(blocks, 2)))
     policy = NewSmolVLA(SHAPE, VLAOptions(horizon=2, relative=relative)).build(LIFT.spec(), recorded, 1)
-    imitate.imitate_policy(policy, recorded, ImitationConfig(0, stride=1, state_noise=0.5), 1)
+    imitate.imitate_policy(policy, recorded, RelativeImitationConfig(0, stride=1, state_noise=0.5), 1)
     targets = [made_absolute(chunks.features, policy.action_scale.unnormalize(chunks.actions)) for chunks, _ in seen]
     whole = torch.as_tensor(recorded.chunks(policy.chunk_length)[0])
     for (chunks, _), target in zip(seen, targets, strict=True):
@@ -268,7 +268,9 @@ def test_states_that_are_off_lead_to_the_same_actions_anew_in_every_pass(recorde
         torch.testing.assert_close(state, chunks.features[ORIGIN][:, :2], rtol=0, atol=1e-5)
     assert not seen[0][0].actions.allclose(seen[1][0].actions)
     with pytest.raises(UserError, match=r"state_noise .* those of this policy are absolute"):
-        imitate.imitate_policy(NEW.build(LIFT.spec(), recorded, 1), recorded, ImitationConfig(state_noise=0.5), 1)
+        imitate.imitate_policy(
+            NEW.build(LIFT.spec(), recorded, 1), recorded, RelativeImitationConfig(state_noise=0.5), 1
+        )
 
 
 def test_what_begins_at_zero_stays_zero(recorded):

@@ -65,7 +65,7 @@ from vla_rl.recipes.trainers import (
     placed,
 )
 from vla_rl.training.device import alone, resolve_device
-from vla_rl.training.fit import GroundingConfig, ImitationConfig, ground, imitate_blocks
+from vla_rl.training.fit import GroundingConfig, ImitationConfig, RelativeImitationConfig, ground, imitate_blocks
 from vla_rl.training.loop import LoopConfig, LoopLearner
 from vla_rl.training.tracking import RunFolder
 
@@ -411,17 +411,18 @@ def _blocks(
     made: Callable[[Demonstrations], tuple[Chunks, T]],
 ) -> Iterator[tuple[Chunks, T]]:
     """What is ``made`` of each block, or of all episodes once and for ever; each time anew where states are noisy."""
+    noise = config.state_noise if isinstance(config, RelativeImitationConfig) else 0.0
     relative, random = getattr(policy, "relative", ()), np.random.default_rng((seed, 10))
-    if config.state_noise and not any(relative):
+    if noise and not any(relative):
         raise UserError(
             "state_noise moves the state that actions are relative to, and those of this policy are absolute, so it "
             "would change nothing; leave it out, or make actions relative (--vla.relative)."
         )
     if isinstance(episodes, Demonstrations):
-        if not config.state_noise:
+        if not noise:
             return repeat(made(episodes))
         episodes = repeat(episodes)
-    return (made(displaced(block, relative, config.state_noise, random)) for block in episodes)
+    return (made(displaced(block, relative, noise, random)) for block in episodes)
 
 
 def displaced(

@@ -48,7 +48,7 @@ from vla_rl.recipes.policies import check_if_foreign, names_class, new_policy
 from vla_rl.recipes.terminal import clock, console
 from vla_rl.recipes.trainers import generator, placed
 from vla_rl.training.device import resolve_device
-from vla_rl.training.fit import FitConfig, ImitationConfig, shuffled
+from vla_rl.training.fit import FitConfig, ImitationConfig, RelativeImitationConfig, shuffled
 from vla_rl.training.tracking import RunFolder
 
 
@@ -144,7 +144,7 @@ class ImitateDataset(FromDataset):
 
     new: NewImitator = field(default_factory=NewTiny)
     imitation: ImitationConfig = field(
-        default_factory=lambda: ImitationConfig(demonstrations=0, stride=1, fit=FitConfig(steps=2000, batch=64))
+        default_factory=lambda: RelativeImitationConfig(0, stride=1, fit=FitConfig(steps=2000, batch=64))
     )
     only_successes: bool = False  # leave out episodes that failed
     stream: int = at_least(0, 0)  # episodes whose pictures are read at a time, while it learns; 0: all, before it does

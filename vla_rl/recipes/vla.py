@@ -33,7 +33,7 @@ from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
 from vla_rl.recipes.policies import GaussianOutput, PPOResidual, SACLatent, StartFrom, TD3Residual
 from vla_rl.recipes.trainers import OffPolicyRL, OnPolicyRL, ReplayConfig, RLConfig, TrainerConfig
-from vla_rl.training.fit import FitConfig, ImitationConfig
+from vla_rl.training.fit import FitConfig, RelativeImitationConfig
 from vla_rl.training.loop import LoopConfig
 
 LIFT = EnvConfig("lift")  # --env names another one
@@ -60,7 +60,7 @@ class Downloaded(NewImitator):
 
 def imitate(family: str, options: VLAOptions, fit: FitConfig) -> ImitateDataset:
     """Imitation of a LeRobot dataset from a downloaded folder; every control step begins a chunk."""
-    study = ImitationConfig(demonstrations=0, stride=1, draws=1, fit=fit)
+    study = RelativeImitationConfig(demonstrations=0, stride=1, draws=1, fit=fit)
     return ImitateDataset(new=Downloaded(family), imitation=study, vla=options)
 
 

@@ -143,8 +143,14 @@ class ImitationConfig:
     demonstrations: int = 30  # the first episodes of a dataset, 0 for all
     stride: int = 5  # control steps between the starts of training chunks; 5: one per decision of the policy
     draws: int = 2  # random draws, of noise and time for instance, per chunk and step
-    state_noise: float = at_least(0.0, 0)  # of the state that actions are relative to, in its standard deviations
     fit: FitConfig = field(default_factory=lambda: FitConfig(steps=800, batch=64, lr=1e-3))
+
+
+@dataclass(frozen=True)
+class RelativeImitationConfig(ImitationConfig):
+    """The same for actions that may be relative to the state, which is off by noise that every pass draws anew."""
+
+    state_noise: float = at_least(0.0, 0)  # of the state that actions are relative to, in its standard deviations
 
 
 def imitate(
