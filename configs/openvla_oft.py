@@ -81,7 +81,7 @@ def small_imitate() -> Imitate:
     recipe: Imitate = load_config("smolvla.py:small_imitate")
     return replace(
         recipe,
-        new=NewOpenVLA(options=OpenVLAOptions(decoding=Parallel(5))),
+        new=NewOpenVLA(options=OpenVLAOptions(decoding=Parallel(5), critics="hidden")),
         grounding=GroundingConfig(scenes=8000, fit=FitConfig(steps=1000, batch=64, lr=2e-3)),
         imitation=ImitationConfig(100, stride=1, draws=1, fit=FitConfig(steps=1500, batch=64, lr=5e-4)),
     )

@@ -23,7 +23,7 @@ from vla_rl.policies.diffusion import DiffusionSampler
 from vla_rl.policies.gaussian_around import AroundConfig, GaussianAround
 from vla_rl.policies.openvla.decoding import OFT_PROCESS, OFT_REVERSE, OpenVLAOptions, Parallel
 from vla_rl.policies.openvla.heads import Denoising, HeadShape, Perceptron, Regression
-from vla_rl.policies.openvla.policy import OpenVLADiffusion, OpenVLARegression
+from vla_rl.policies.openvla.policy import OpenVLA, OpenVLADiffusion, OpenVLARegression
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.policies.vla.options import TrainLoRA
 
@@ -98,6 +98,26 @@ def test_an_l1_head_explores_nothing_and_decodes_in_parallel():
     physical = deployed.sample * torch.tensor(ACTION.scale) + torch.tensor(ACTION.offset)
     torch.testing.assert_close(deployed.action, physical.clamp(low, high))
     assert regression(OpenVLAOptions()).config.decoding == Parallel(8)
+
+
+def test_critics_read_what_an_l1_head_reads_where_they_are_to(tmp_path):
+    policy, plain = regression(replace(OPTIONS, critics="hidden")), regression()
+    policy.load_state_dict(plain.state_dict())
+    read = []
+    policy.network.action_head.register_forward_hook(lambda _, given, __: read.append(given[0]))
+    features, others = policy.encode(observed()), plain.encode(observed())
+    assert not read, "the head itself does not run for critics"
+    (out, _), (without, _) = policy.act(features, {}, "eval", None), plain.act(others, {}, "eval", None)
+    assert torch.equal(out.action, without.action)
+    torch.testing.assert_close(features["slots"], read[0].float().mean(1))
+    assert policy.feature_sizes == {**plain.feature_sizes, "slots": policy.network.width} and "slots" not in others
+    policy.save_pretrained(tmp_path)
+    assert load_policy(tmp_path, SPEC).config.critics == "hidden"
+    for kind, head in ((OpenVLA, None), (OpenVLADiffusion, Denoising(D, 16))):
+        with pytest.raises(UserError, match=r"cannot read hidden states.*leave critics at 'patches'"):
+            tiny_policy(replace(OPTIONS, critics="hidden"), kind=kind, head=head)
+    with pytest.raises(UserError, match="critics"):
+        OpenVLAOptions(critics="everything")
 
 
 def test_imitation_of_an_l1_head_is_the_absolute_error():

@@ -71,6 +71,11 @@ class OpenVLABase(SavedVLA):
 
     def _configure(self, options: OpenVLAOptions) -> OpenVLAOptions:
         """``options`` as this kind of head takes them; raises UserError for one that it cannot."""
+        if options.critics == "hidden":
+            raise UserError(
+                f"critics of {type(self).__name__} cannot read hidden states, which depend on what was drawn, so "
+                "nothing was made; leave critics at 'patches', or take an L1 head."
+            )
         return options
 
     @property

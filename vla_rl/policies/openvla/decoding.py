@@ -147,6 +147,9 @@ class OpenVLAOptions(VLAOptions):
     temperature: float = 1.0  # of exploration and of its likelihood alike; SimpleVLA-RL: 1.6
     logprob_per: LogprobPer = "chunk"  # or "action", "token": what has a ratio of its own in PPO and GRPO
     crop: float = 1.0  # the share of a picture's area that is seen; .9 for checkpoints fine-tuned with random crops
+    # What critics and corrections read: "patches" and words, or "hidden", what an L1 head reads as well, for which the
+    # language model runs once more in every decision.
+    critics: str = "patches"
     # The environment's last entry where the gripper is closed and open; 0 and 1 in OpenVLA's data.
     gripper: tuple[float, float] = (0.0, 1.0)  # LIBERO: (1, -1), ManiSkill: (-1, 1)
 
@@ -154,6 +157,7 @@ class OpenVLAOptions(VLAOptions):
         super().__post_init__()
         check_positive(self, "temperature", "crop")
         check_choice(self, "logprob_per", "chunk", "action", "token")
+        check_choice(self, "critics", "patches", "hidden")
 
 
 def own_options(options: VLAOptions | None) -> OpenVLAOptions:

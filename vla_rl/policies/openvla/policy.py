@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vla_rl.contract.env import EnvSpec
+from vla_rl.contract.env import EnvSpec, Observation
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.contract.policy import ActionOut, Features, Likelihood, Mode, State
 from vla_rl.policies.diffusion import DenoisingPolicy, DiffusionSampler, Network
@@ -22,6 +22,8 @@ from vla_rl.policies.openvla.heads import Denoising, HeadShape, Regression, time
 from vla_rl.policies.openvla.network import OpenVLANetwork, OpenVLAShape
 from vla_rl.policies.vla.options import VLAOptions
 from vla_rl.policies.vla.pointing import with_state
+
+_SLOTS = "slots"  # among features
 
 
 class OpenVLA(OpenVLABase):
@@ -114,7 +116,7 @@ class _Continuous(OpenVLABase):
 
     def _configure(self, options: OpenVLAOptions) -> OpenVLAOptions:
         decoding = options.decoding if isinstance(options.decoding, Parallel) else Parallel()
-        return replace(options, decoding=decoding)
+        return super()._configure(replace(options, decoding=decoding))
 
     @classmethod
     def with_head(cls, shape: OpenVLAShape, entries: int) -> OpenVLAShape:
@@ -133,12 +135,29 @@ class OpenVLARegression(_Continuous):
     """OpenVLA-OFT's L1 regression: one chunk for an observation, in modes "sample" and "eval" alike.
 
     It has no density, so PPO and GRPO do not take it: put a Gaussian around it (``policies/gaussian_around.py``), or
-    correct it by a residual.
+    correct it by a residual.  With ``config.critics`` "hidden" these read what the head reads: only the language model
+    has compared the picture with the instruction.
     """
 
     @classmethod
     def _head(cls, entries: int, hidden: int) -> HeadShape:
         return Regression(entries, hidden)
+
+    def _configure(self, options: OpenVLAOptions) -> OpenVLAOptions:
+        return replace(super()._configure(replace(options, critics="patches")), critics=options.critics)
+
+    @property
+    def feature_sizes(self) -> dict[str, int]:
+        sizes = super().feature_sizes
+        return {**sizes, _SLOTS: self.network.width} if self.config.critics == "hidden" else sizes
+
+    @torch.no_grad()
+    def encode(self, obs: Observation) -> Features:
+        """As ``OpenVLABase``, and ``slots`` float32 [E,W] where critics read it: the mean over the placeholders."""
+        features = super().encode(obs)
+        if self.config.critics != "hidden":
+            return features
+        return {**features, _SLOTS: self._hidden(features).float().mean(1)}
 
     @torch.no_grad()
     def act(self, features: Features, state: State, mode: Mode, generator: Generators) -> tuple[ActionOut, State]:
@@ -153,10 +172,13 @@ class OpenVLARegression(_Continuous):
 
     def _chunks(self, features: Features) -> Tensor:
         """Whole chunks [B,C,D], in the dtype of the actions or a wider one."""
-        count = self.chunk_length * self.spec.action_dim
-        hidden = self.config.decoding.hidden(self.network, self._prefix(features), count)
-        found: Tensor = self.network.action_head(hidden)
+        found: Tensor = self.network.action_head(self._hidden(features))
         return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    def _hidden(self, features: Features) -> Tensor:
+        """The language model's hidden states [B,CD,W] that the head reads."""
+        count = self.chunk_length * self.spec.action_dim
+        return self.config.decoding.hidden(self.network, self._prefix(features), count)
 
     def imitation_losses(self, features: Features, chunks: Tensor, draws: int, generator: torch.Generator) -> Tensor:
         """Mean absolute error [B,n] of every action of ``chunks`` [B,n,D], n at most C; it draws nothing."""
