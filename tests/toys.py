@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
@@ -122,6 +123,11 @@ def all_shown(features: Mapping[str, Tensor], actions: Tensor, task: Tensor | No
     return demonstrated(
         features, actions, everything, torch.zeros(len(actions), dtype=torch.long) if task is None else task
     )
+
+
+def endless(features: Mapping[str, Tensor], actions: Tensor) -> Iterator[tuple[Chunks, None]]:
+    """These demonstrations again and again, for ``imitate``."""
+    return repeat((all_shown(features, actions), None))
 
 
 class ToyEncoder:

@@ -13,7 +13,7 @@ from torch import nn
 from sims.catalog import make
 from tests.off_policy_toys import regret
 from tests.residuals import POINT, StateEncoder, biased_base
-from tests.toys import FlowToy, ToyEncoder, all_shown, bandit, bandit_reward, deployed, imitated, rollout, seeded
+from tests.toys import FlowToy, ToyEncoder, bandit, bandit_reward, deployed, endless, imitated, rollout, seeded
 from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.group_relative import Constant, GRPOConfig, Mean, RLOOConfig, Standardised
 from vla_rl.algorithms.ppo import PPOConfig
@@ -178,7 +178,7 @@ def imitated_diffusion():
     policy = diffusion()
     state, chunks = torch.randn(2000, 1, generator=seeded()), 0.2 * torch.randn(2000, 1, 2, generator=seeded(1))
     config = ImitationConfig(fit=FitConfig(steps=150, batch=64, lr=6e-3))
-    imitate(policy, all_shown({"state": state}, chunks), config, seeded(2))
+    imitate(policy, endless({"state": state}, chunks), config, seeded(2))
     return policy.heads.state_dict()
 
 

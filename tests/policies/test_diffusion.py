@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from sims.catalog import make
 from tests.chains import SAMPLERS, compare, draw, network, weights
-from tests.toys import ToyEncoder, all_shown, seeded
+from tests.toys import ToyEncoder, endless, seeded
 from vla_rl.contract.check import check_policy
 from vla_rl.contract.config import from_json, to_json
 from vla_rl.contract.env import EnvSpec
@@ -279,7 +279,7 @@ def test_imitation_recovers_a_known_distribution():
     policy = DiffusionPolicy(ToyEncoder(), DiffusionConfig(1, condition=16, width=64, blocks=2))
     state, chunks = demonstrations(4000)
     config = ImitationConfig(fit=FitConfig(steps=600, batch=128, lr=5e-3))
-    imitate(policy, all_shown({"state": state}, chunks), config, seeded(2))
+    imitate(policy, endless({"state": state}, chunks), config, seeded(2))
     policy.with_sampler(DiffusionSampler(Process(), Ddpm(), 20, 20))
     for position in (-0.7, 0.5):
         out, _ = policy.act({"state": torch.full((4000, 1), position)}, {}, "eval", seeded(3))

@@ -257,7 +257,7 @@ def test_states_that_are_off_lead_to_the_same_actions_anew_in_every_pass(recorde
     spread = moved[:, :2].std(0) / recorded.state[:, :2].std(0)
     assert (np.abs(spread - 0.5) < 4 * 0.5 / np.sqrt(2 * len(moved))).all(), "four standard errors"
     seen = []
-    monkeypatch.setattr(imitate, "imitate_blocks", lambda policy, blocks, *_: seen.extend(islice(blocks, 2)))
+    monkeypatch.setattr(imitate, "imitate", lambda policy, blocks, *_: seen.extend(islice(blocks, 2)))
     policy = NewSmolVLA(SHAPE, VLAOptions(horizon=2, relative=relative)).build(LIFT.spec(), recorded, 1)
     imitate.imitate_policy(policy, recorded, RelativeImitationConfig(0, stride=1, state_noise=0.5), 1)
     targets = [made_absolute(chunks.features, policy.action_scale.unnormalize(chunks.actions)) for chunks, _ in seen]

@@ -59,7 +59,7 @@ def test_a_stage_that_other_processes_run_beside_has_one_thread(environment):
     assert ALONE not in environment and torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("stage", ["ground", "imitate_blocks"])
+@pytest.mark.parametrize("stage", ["ground", "imitate"])
 def test_supervised_stages_are_alone(stage, environment, monkeypatch, untrained):
     env, threads = EnvConfig("lift"), []
     episodes = imitate.collect(env, 2, seed=1)

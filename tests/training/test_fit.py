@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.toys import FlowToy, all_shown, seeded
+from tests.toys import FlowToy, endless, seeded
 from vla_rl.contract.errors import NonFiniteError
 from vla_rl.policies.flow import AllSteps, FlowSampler, Ode
 from vla_rl.policies.image_encoder import BackboneOutput, PointingBackbone, cell_centres
@@ -145,7 +145,11 @@ def learnt():
     state, chunks = demonstrations(4000)
     config = ImitationConfig(fit=FitConfig(steps=800, batch=128, lr=5e-3))
     imitate(
-        policy, all_shown({"state": state}, chunks), config, seeded(2), lambda step, info: losses.append(info["loss"])
+        policy,
+        endless({"state": state}, chunks),
+        config,
+        seeded(2),
+        lambda step, info: losses.append(info["loss"]),
     )
     return policy, losses
 
@@ -183,7 +187,7 @@ def test_every_chunk_is_drawn_with_several_noises_and_times():
 
     state, chunks = demonstrations(64)
     config = ImitationConfig(draws=3, fit=FitConfig(steps=2, batch=16))
-    imitate(Watching(1), all_shown({"state": state}, chunks), config, seeded(2))
+    imitate(Watching(1), endless({"state": state}, chunks), config, seeded(2))
     for given, points, times in calls:
         assert len(given) == 48 and len(given.unique()) == 16  # each of the batch three times
         assert len(points.unique()) == len(times.unique()) == 48 and times.min() >= 0 and times.max() <= 1

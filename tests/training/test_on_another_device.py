@@ -16,7 +16,7 @@ import torch
 
 from tests.elsewhere import elsewhere
 from tests.policies.vla.tiny_vlas import SMOLVLA
-from tests.toys import all_shown
+from tests.toys import endless
 from tests.visual_point_mass import VisualPointMass, tiny_vla
 from vla_rl.algorithms.dppo import DPPOConfig
 from vla_rl.algorithms.dsrl import DSRLConfig, NoiseAliasedConfig
@@ -220,7 +220,7 @@ def test_imitation_on_another_device_is_that_on_the_host(name):
         torch.manual_seed(0)
         build = ON_POLICY[name][0] if name == "ppo" else lambda: DiffusionPolicy(tiny_vla(SPEC), DIFFUSION)
         policy = build().to(device)
-        imitate(policy, all_shown(policy.encode(obs), chunks.to(device)), config, seeded(4))
+        imitate(policy, endless(policy.encode(obs), chunks.to(device)), config, seeded(4))
         return {key: item.detach().cpu() for key, item in policy.trainable().items()}
 
     expected = learn(torch.device("cpu"))

@@ -65,7 +65,7 @@ from vla_rl.recipes.trainers import (
     placed,
 )
 from vla_rl.training.device import alone, resolve_device
-from vla_rl.training.fit import GroundingConfig, ImitationConfig, RelativeImitationConfig, ground, imitate_blocks
+from vla_rl.training.fit import GroundingConfig, ImitationConfig, RelativeImitationConfig, ground, imitate
 from vla_rl.training.loop import LoopConfig, LoopLearner
 from vla_rl.training.tracking import RunFolder
 
@@ -382,7 +382,7 @@ def imitate_policy(
 
     blocks = _blocks(policy, episodes, config, seed, encoded)
     with progress("imitate", config.fit.steps, "loss {loss:.4f}", folder) as report, alone():
-        imitate_blocks(policy, blocks, config, generator(seed, 2), report)
+        imitate(policy, blocks, config, generator(seed, 2), report)
 
 
 def imitate_from_pixels(
@@ -400,7 +400,7 @@ def imitate_from_pixels(
 
     blocks = _blocks(policy, episodes, config, seed, shown)
     with progress("imitate", config.fit.steps, "loss {loss:.4f}", folder) as report:
-        imitate_blocks(policy, blocks, config, generator(seed, 2), report)
+        imitate(policy, blocks, config, generator(seed, 2), report)
 
 
 def _blocks(

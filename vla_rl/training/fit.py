@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -155,28 +155,16 @@ class RelativeImitationConfig(ImitationConfig):
 
 def imitate(
     policy: ImitationPolicy,
-    chunks: Chunks,
-    config: ImitationConfig,
-    generator: torch.Generator,
-    report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
-    obs: Observation | None = None,
-) -> None:
-    """Train on the actions of ``chunks`` that count, by the policy's own loss.
-
-    With the ``N`` observations ``obs`` before the chunks the backbone learns as well, of a policy that has
-    ``encode_with_grad``.
-    """
-    imitate_blocks(policy, repeat((chunks, obs)), config, generator, report)
-
-
-def imitate_blocks(
-    policy: ImitationPolicy,
     blocks: Iterator[tuple[Chunks, Observation | None]],
     config: ImitationConfig,
     generator: torch.Generator,
     report: Callable[[int, dict[str, float]], None] = lambda step, info: None,
 ) -> None:
-    """As :func:`imitate`, once through each of ``blocks``, which need not be in memory at the same time."""
+    """Train on the actions of chunks that count, by the policy's own loss, once through each of ``blocks``.
+
+    They may be the same for ever, and need not be in memory at the same time.  With the observations before the chunks
+    the backbone learns as well, of a policy that has ``encode_with_grad``.
+    """
     made: Any = policy
     first = next(blocks)
 

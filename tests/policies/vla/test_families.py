@@ -7,7 +7,7 @@ import torch
 
 from tests.policies.test_tiny import SPEC, observations
 from tests.policies.vla.tiny_vlas import STATE, tiny_vla
-from tests.toys import all_shown, seeded
+from tests.toys import endless, seeded
 from vla_rl.contract.env import Observation
 from vla_rl.contract.policy import LikelihoodPolicy
 from vla_rl.policies.pi0.policy import Pi0
@@ -39,7 +39,7 @@ def test_from_nothing_it_imitates(kind):
     chunks = features["state"][:, None, :2].expand(-1, 3, -1).contiguous()
     before, expert = distance(policy, obs, chunks), {f"network.{name}" for name in policy.network.expert_parameters()}
     frozen = {name: item.clone() for name, item in policy.named_parameters() if name.startswith("network.model.v")}
-    imitate(policy, all_shown(features, chunks), ImitationConfig(fit=FitConfig(steps=150, batch=16, lr=5e-3)), seeded())
+    imitate(policy, endless(features, chunks), ImitationConfig(fit=FitConfig(steps=150, batch=16, lr=5e-3)), seeded())
     assert distance(policy, obs, chunks) < 0.5 * before
     for name, item in policy.named_parameters():
         assert name not in frozen or name in expert or torch.equal(item, frozen[name])

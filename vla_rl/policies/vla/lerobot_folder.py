@@ -26,6 +26,7 @@ from vla_rl.policies.vla.weights import ADAPTER, INDEX, open_tensors, read_json,
 
 _MODES = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}  # offset and scale of any mode as mean, std
 _CAMERA = "observation.images."
+_PIPELINES = "policy_preprocessor", "policy_postprocessor"
 Step = dict[str, Any]
 
 
@@ -85,11 +86,7 @@ def _copy_beside(base: Path, folder: Path) -> None:
     """The tokenizer and the like: all small files but those that are written here."""
     for path in sorted(base.rglob("*.json")) + sorted(base.rglob("*.model")):
         inside = path.relative_to(base)
-        own = path.name.startswith(("policy_preprocessor", "policy_postprocessor")) or path.name in (
-            CONFIG,
-            INDEX,
-            ADAPTER,
-        )
+        own = path.name in (CONFIG, INDEX, ADAPTER) or path.name.startswith(_PIPELINES)
         if (own and len(inside.parts) == 1) or inside.parts[0] == "meta":
             continue
         (folder / inside).parent.mkdir(parents=True, exist_ok=True)
