@@ -76,7 +76,7 @@ def writing(out: Path) -> bool:
 @pytest.mark.full
 def test_a_finished_run_goes_on_to_more_iterations(arguments, tmp_path, capsys, complaint):
     out = tmp_path / "run"
-    main(arguments(out, iterations=1))
+    main([*arguments(out, iterations=1), "--rl.loop.save-every", "5"])
     first = (out / "summary.json").read_text()
     main(["train", "--resume", str(out), "--rl.loop.iterations", "2"])
     assert "goes on from iteration 1, its last saved state" in " ".join(capsys.readouterr().err.split())

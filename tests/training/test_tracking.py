@@ -19,8 +19,9 @@ from vla_rl.contract.batch import OneProcess
 from vla_rl.contract.errors import ContractError, UserError
 from vla_rl.recipes.train_rewards import TrainSuccess
 from vla_rl.training import tracking
+from vla_rl.training.checkpoint import save_state
 from vla_rl.training.fit import FitConfig
-from vla_rl.training.tracking import LOCK, TRACKERS, RunFolder, WandbTracker, wandb_mode
+from vla_rl.training.tracking import LOCK, TRACKERS, RunFolder, WandbTracker, prolong, wandb_mode
 
 
 @pytest.fixture
@@ -199,7 +200,12 @@ def another(tmp_path):
 
 def test_a_folder_in_which_another_process_runs_is_refused(another, tmp_path):
     before = (tmp_path / "run" / "config.json").stat().st_mtime_ns
-    for start in (lambda: RunFolder(tmp_path / "run", FitConfig()), lambda: RunFolder.resume(tmp_path / "run")):
+    save_state(tmp_path / "run" / "state", 0, {})
+    for start in (
+        lambda: RunFolder(tmp_path / "run", FitConfig()),
+        lambda: RunFolder.resume(tmp_path / "run"),
+        lambda: prolong(tmp_path / "run", FitConfig(steps=2)),
+    ):
         with pytest.raises(UserError, match=rf"process {another} is writing to .*choose another folder"):
             start()
     assert (tmp_path / "run" / "config.json").stat().st_mtime_ns == before

@@ -48,8 +48,8 @@ def improve(
     """Reinforcement learning by ``trainer``; the policy ends with its best validated weights.
 
     Those are saved as the checkpoint "best" whenever they improve.  The state of the run is saved after every
-    ``save_every`` iterations and when the process is asked to terminate; a resumed run goes on from it.  What a run
-    needs besides, ``hook(policy)`` does before every iteration.
+    ``save_every`` iterations, after the last one and when the process is asked to terminate; a resumed run goes on from
+    it.  What a run needs besides, ``hook(policy)`` does before every iteration.
     Raises UserError when memory runs out, with what to change.
     """
     with (
@@ -73,7 +73,8 @@ def improve(
 
             def save(iteration: int) -> None:
                 stopping = anyone(asked_to_stop, group)
-                if not unsaved and (stopping or iteration % trainer.loop.save_every == 0):
+                due = iteration % trainer.loop.save_every == 0 or loop.progress() >= 1.0
+                if not unsaved and (stopping or due):
                     folder.save_state(iteration, loop.state_dict())
                 if stopping:
                     raise Terminated

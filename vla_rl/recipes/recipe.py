@@ -73,7 +73,8 @@ def resume(
     device = resolve_device(getattr(before, "device", "cpu"))
     with torchrun_processes(device) as group:
         if group.rank == 0 and after != before:
-            console.print(f"{out} goes on from iteration {prolong(Path(out), after)}, its last saved state.")
+            begin = prolong(Path(out), after, group.size)
+            console.print(f"{out} goes on from iteration {begin}, its last saved state.")
         barrier(group)
         folder = RunFolder.resume(out, group)
         if group.rank == 0 and after != before:

@@ -262,16 +262,19 @@ def config_of(run: Path) -> Any:
         ) from error
 
 
-def prolong(run: Path, config: Any) -> int:
+def prolong(run: Path, config: Any, processes: int = 1) -> int:
     """Give the run in ``run``, finished or not, the longer ``config``; returns the step that it goes on from.
 
-    Its summary so far is kept as ``summary.1.json``, ``summary.2.json``, ...  Raises UserError when it saved no state.
+    Its summary so far is kept as ``summary.1.json``, ``summary.2.json``, ...  Raises UserError, before anything is
+    changed, when another process runs in it, when other than ``processes`` began it, and when it saved no state.
     """
+    require_processes(run, processes)
     if (state := newest(run / "state")) is None:
         raise UserError(
             f"the run in {str(run)!r} has saved no state of reinforcement learning, so it cannot go on; start another "
             "from its checkpoint with --policy."
         )
+    lock_run(run)
     if (run / "summary.json").exists():
         os.replace(run / "summary.json", free_name(run / "summary", ".json"))
     write_json(run / "config.json", to_json(config))
