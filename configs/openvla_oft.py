@@ -7,6 +7,7 @@ A folder of the first OpenVLA takes ``decoding=Autoregressive()`` in a config of
 """
 
 from dataclasses import replace
+from typing import cast
 
 from vla_rl.policies.diffusion import DiffusionSampler
 from vla_rl.policies.openvla.decoding import OFT_PROCESS, OFT_REVERSE, OpenVLAOptions, Parallel
@@ -16,6 +17,8 @@ from vla_rl.recipes.config_files import load_config
 from vla_rl.recipes.imitate import Imitate, NewOpenVLA
 from vla_rl.recipes.imitate_dataset import ImitateDataset
 from vla_rl.recipes.improve import Improve
+from vla_rl.recipes.policies import TD3Residual
+from vla_rl.recipes.trainers import OffPolicyRL
 from vla_rl.training.fit import FitConfig, GroundingConfig, ImitationConfig
 
 OPTIONS = OpenVLAOptions(
@@ -88,6 +91,12 @@ def small_imitate() -> Imitate:
 
 
 def small_residual_td3() -> Improve:
-    """A small correction at every control step, over the checkpoint ``--policy`` and its ``--demonstrations``."""
+    """A small correction at every control step, over the checkpoint ``--policy`` and its ``--demonstrations``.
+
+    It reads the features of the checkpoint before imitation (``--rl.policy.encoder``), which point twice as well.
+    """
     recipe: Improve = load_config("smolvla.py:small_residual_td3")
-    return recipe
+    trainer = cast(OffPolicyRL, recipe.rl)
+    policy = replace(cast(TD3Residual, trainer.policy), encoder="runs/small_imitate/checkpoints/grounded")
+    loop = replace(trainer.loop, env_steps=100_000)
+    return replace(recipe, rl=replace(trainer, policy=policy, loop=loop))
