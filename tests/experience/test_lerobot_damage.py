@@ -170,7 +170,6 @@ def test_a_flipped_bit_never_changes_a_number_silently(whole, tmp_path):
         (None, "has no meta/info.json, so it holds no readable episodes"),
         ("{", "info.json' is damaged .*copy it again"),
         ('{"codebase_version": "v3.0"}', "info.json' is damaged .*cannot be read"),
-        ('{"codebase_version": "v3.0", "storage_format": "lance"}', "is stored in Lance tables, which are not read"),
         ('{"codebase_version": "v1.6"}', "is a LeRobotDataset v1.6, which has another file layout.*convert it"),
     ],
 )

@@ -176,11 +176,14 @@ def _opened(path: str, chosen: list[int] | None, cameras: Collection[str] | None
     reader = _seeing(DatasetReader(root), path, cameras)
     if found is None:
         return reader
-    missing = [file for file in sorted(reader.files(chosen)) if not (root / file).exists()]
+    wanted = sorted(reader.files(chosen))
+    missing = [file for file in wanted if reader.is_lance or not (root / file).exists()]
     if not missing:
         return reader
     names = [glob.escape(file) for file in missing]
-    if chosen is None:  # the client compares every file with every name, and v2 has some for each episode
+    if reader.is_lance:  # what is missing of a table, only the client knows
+        names = [os.path.join(name, "*") for name in names]
+    elif chosen is None:  # the client compares every file with every name, and v2 has some for each episode
         names = sorted({os.path.join(os.path.dirname(name), "*") for name in names})
     replace(found, revision=root.name).download(names)
     return _seeing(DatasetReader(root), path, cameras)

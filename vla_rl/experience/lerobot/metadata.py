@@ -31,6 +31,7 @@ from vla_rl.experience.lerobot.parquet import ParquetFile
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 EPISODES, DATA, VIDEO = f"meta/episodes/{_FILE}.parquet", f"data/{_FILE}.parquet", f"videos/{{video_key}}/{_FILE}.mp4"
+FRAMES, VIDEOS, _LANCE = "frames.lance", "videos.lance", "lance"  # tables in the place of such files
 _EPISODES_2, _TASKS_2 = "meta/episodes.jsonl", "meta/tasks.jsonl"
 _CHUNK, _EPISODE = "chunk-{episode_chunk:03d}", "episode_{episode_index:06d}"
 _PATHS_2 = {
@@ -103,6 +104,11 @@ class Metadata:
         return self.version in _OLD
 
     @property
+    def is_lance(self) -> bool:
+        """Whether its frames and videos are in Lance tables, which are read only."""
+        return self.info.get("storage_format") == _LANCE
+
+    @property
     def tasks_file(self) -> str:
         return _TASKS_2 if self.is_old else TASKS
 
@@ -151,11 +157,13 @@ def _read_info(root: Path) -> dict[str, Any]:
     with naming(root / INFO, "it holds no readable episodes"):
         info = dict(read_json(root / INFO))
         version = str(info["codebase_version"])
-    if info.get("storage_format") == "lance":
+    if (stored := info.get("storage_format", "parquet")) not in ("parquet", _LANCE):
         raise UserError(
-            f"{str(root)!r} is stored in Lance tables, which are not read; name the dataset of parquet files and "
-            "videos that it was made of."
+            f"{str(root)!r} is stored as {str(stored)[:40]!r}, which is not read; name the dataset of parquet files "
+            "and videos that it was made of."
         )
+    if stored == _LANCE:
+        info |= {"data_path": FRAMES, "video_path": VIDEOS}
     if version in _OLD:
         return {**info, **{name: info.get(name) or path for name, path in _PATHS_2.items()}}
     if not version.startswith("v3."):

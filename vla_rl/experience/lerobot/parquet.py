@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vla_rl.contract.trust import check_memory
+from vla_rl.experience.lerobot.features import Feature, fits
 
 _BATCH_BYTES = 64 << 20
 _MOST_PAGES = 1 << 20  # of a column in a row group
@@ -62,6 +63,24 @@ class ParquetFile:
             return []
         with self._path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             return [_size_of(data, part) for part in parts]
+
+
+class WrongError(Exception):
+    """A readable table with wrong content; the text begins with a verb."""
+
+    def __init__(self, what: str, column: str = "") -> None:
+        super().__init__(what)
+        self.column = column
+
+
+def require_type(found: pa.Schema, stored: str, feature: Feature, column: str = "") -> None:
+    """Raise WrongError unless the column ``stored`` of a table is of ``feature``; ``column``: its name if another."""
+    column = column or stored
+    if stored not in found.names:
+        raise WrongError("is missing", column)
+    kind = found.field(stored).type
+    if not fits(feature, kind):
+        raise WrongError(f"is {kind} where {feature.dtype} {list(feature.shape)} is declared", column)
 
 
 class _Size(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +14,10 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import check_memory, read_bytes
 from vla_rl.experience.lerobot import layout, video
 from vla_rl.experience.lerobot.disk import DamagedError, Problem, first_line
-from vla_rl.experience.lerobot.features import INDEX, Feature, fits, from_arrow, is_numeric
+from vla_rl.experience.lerobot.features import INDEX, Feature, from_arrow, is_numeric
+from vla_rl.experience.lerobot.lance import LanceTables
 from vla_rl.experience.lerobot.metadata import UNREADABLE, EpisodeRow, read_metadata
-from vla_rl.experience.lerobot.parquet import ParquetFile
+from vla_rl.experience.lerobot.parquet import ParquetFile, WrongError, require_type
 
 _ALWAYS = ("timestamp", "frame_index", "task_index")
 _RATE_TOLERANCE = 0.1  # of the declared rate
@@ -37,6 +39,14 @@ class RecordedEpisode:
     time: np.ndarray
 
 
+class _Video(NamedTuple):
+    """A video of an episode: its file in the dataset, the same to read from, and the episode's start in seconds."""
+
+    file: str
+    source: Path
+    start: float = 0.0
+
+
 class DatasetReader:
     """A dataset, its episodes read one at a time.
 
@@ -51,7 +61,7 @@ class DatasetReader:
         whole = len(self._meta.rows) == self._meta.total
         self._rows = {i if whole else row.index: row for i, row in enumerate(self._meta.rows)}
         self._live = layout.folders(self.root, self._meta.total)
-        self._files = _ParquetFiles(self.root)
+        self._files = LanceTables(self.root) if self._meta.is_lance else _Files(self.root)
         header = self.root / layout.RECORDING / layout.HEADER
         announced = layout.Header.load(header.parent).tasks if header.exists() else ()
         self.schema = self._meta.schema
@@ -82,8 +92,7 @@ class DatasetReader:
         name = self._meta.data_path(row)
         table = self._files.episode(name, row, [*self.names, *_ALWAYS], self.schema.stored())
         self._require_steady(name, episode, table["timestamp"].to_numpy(), table["frame_index"].to_numpy())
-        files = {key: (self._meta.video_path(row, key), row.videos[key][1]) for key in self.schema.videos}
-        found = self._columns(episode, table, name, files)
+        found = self._columns(episode, table, name, lambda key: self._video(row, key))
         task, tasks = self._tasks(row, table)
         return RecordedEpisode(episode, found, task, tasks, table["frame_index"].to_numpy())
 
@@ -110,6 +119,11 @@ class DatasetReader:
                 if on_damage is None:
                     raise
                 on_damage(error.problem)
+
+    @property
+    def is_lance(self) -> bool:
+        """Whether ``files`` are folders: tables of all episodes."""
+        return self._meta.is_lance
 
     def files(self, chosen: Iterable[int] | None = None) -> set[str]:
         """The files, relative to ``root``, that the ``chosen`` episodes, or all, are read from besides ``meta/``."""
@@ -154,26 +168,34 @@ class DatasetReader:
             check_memory(self.schema.frame_bytes(self.names) * len(table), sum(found.sizes.values()))
         except ValueError as error:
             raise DamagedError(self.root, Problem(folder.name, f"is damaged ({error})", (episode,))) from error
-        files = {key: (found.video(key).relative_to(self.root).as_posix(), 0.0) for key in self.schema.videos}
+
+        def video_of(column: str) -> _Video:
+            path = found.video(column)
+            return _Video(path.relative_to(self.root).as_posix(), path)
+
         name = (folder / layout.FRAMES).relative_to(self.root).as_posix()
-        columns = self._columns(episode, table, name, files)
+        columns = self._columns(episode, table, name, video_of)
         tasks = layout.task_table(self.tasks, found.tasks)
         numbers = np.array([tasks.index(text) for text in found.tasks])
         return RecordedEpisode(
             episode, columns, numbers[table["task_index"].to_numpy()], tasks, table["frame_index"].to_numpy()
         )
 
+    def _video(self, row: EpisodeRow, column: str) -> _Video:
+        name = self._meta.video_path(row, column)
+        return _Video(name, self._files.video(name, row, column), row.videos[column][1])
+
     def _columns(
-        self, episode: int, table: pa.Table, file: str, videos: dict[str, tuple[str, float]]
+        self, episode: int, table: pa.Table, file: str, video_of: Callable[[str], _Video]
     ) -> dict[str, np.ndarray]:
         columns = {}
         for name in self.names:
-            feature = self.schema.features[name]
-            place, start = videos.get(name, (file, 0.0))
+            feature, place = self.schema.features[name], file
             try:
                 if feature.dtype == "video":
+                    place, source, start = video_of(name)
                     times = start + table["frame_index"].to_numpy() / self.schema.fps  # timestamps may be a clock's
-                    columns[name] = video.decode(self.root / place, times, self.schema.fps, feature)
+                    columns[name] = video.decode(source, times, self.schema.fps, feature)
                 elif feature.dtype == "image":
                     columns[name] = _pictures(table[name], feature, self.root)
                 else:
@@ -194,8 +216,8 @@ class DatasetReader:
         return np.zeros(len(table), np.int64), row.tasks
 
 
-class _ParquetFiles:
-    """Reads row groups of parquet files and keeps the last file open."""
+class _Files:
+    """Reads row groups of parquet files, of which the last stays open, and names videos."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -209,21 +231,24 @@ class _ParquetFiles:
         try:
             file = self._open(name)
             for column in wanted:
-                _require_type(file.schema, column, declared[column])
+                require_type(file.schema, column, declared[column])
             return self._rows(file, row, wanted)
         except FileNotFoundError as error:
             raise DamagedError(self._root, Problem(name, "is missing", (row.index,))) from error
-        except _WrongError as error:
+        except WrongError as error:
             raise DamagedError(self._root, Problem(name, str(error), (row.index,), error.column)) from error
         except UNREADABLE as error:
             what = f"cannot be read ({first_line(error)})"
             raise DamagedError(self._root, Problem(name, what, (row.index,))) from error
 
+    def video(self, name: str, row: EpisodeRow, column: str) -> Path:
+        return self._root / name
+
     def _open(self, name: str) -> ParquetFile:
         if self._file is None or self._name != name:
             self._file = None
             file = ParquetFile(self._root / name)
-            _require_type(file.schema, "episode_index", Feature(INDEX["episode_index"]))
+            require_type(file.schema, "episode_index", Feature(INDEX["episode_index"]))
             self._owner = file.read(["episode_index"])["episode_index"].to_numpy()
             self._file, self._name = file, name
         return self._file
@@ -231,28 +256,12 @@ class _ParquetFiles:
     def _rows(self, file: ParquetFile, row: EpisodeRow, columns: list[str]) -> pa.Table:
         mine = np.flatnonzero(self._owner == row.index)
         if len(mine) != row.length or not row.length or mine[-1] - mine[0] + 1 != row.length:
-            raise _WrongError(f"holds {len(mine)} frames of episode {row.index} where meta/ says {row.length}")
+            raise WrongError(f"holds {len(mine)} frames of episode {row.index} where meta/ says {row.length}")
         ends = np.cumsum(file.group_rows)
         first, last = np.searchsorted(ends, [mine[0], mine[-1]], side="right")
         before = int(ends[first - 1]) if first else 0
         table = file.read(columns, range(int(first), int(last) + 1))
         return table.slice(int(mine[0]) - before, row.length)
-
-
-class _WrongError(Exception):
-    """A readable parquet file with wrong content; the text begins with a verb."""
-
-    def __init__(self, what: str, column: str = "") -> None:
-        super().__init__(what)
-        self.column = column
-
-
-def _require_type(found: pa.Schema, column: str, feature: Feature) -> None:
-    if column not in found.names:
-        raise _WrongError("is missing", column)
-    kind = found.field(column).type
-    if not fits(feature, kind):
-        raise _WrongError(f"is {kind} where {feature.dtype} {list(feature.shape)} is declared", column)
 
 
 def _pictures(column: pa.ChunkedArray, feature: Feature, root: Path) -> np.ndarray:

@@ -256,10 +256,11 @@ def _difference(known: Schema, other: Schema) -> str:
 
 
 def _require_whole(known: Metadata) -> None:
-    if known.is_old:
+    if known.is_old or known.is_lance:
+        tables = " in Lance tables" if known.is_lance else ""
         raise UserError(
-            f"{str(known.root)!r} is a LeRobotDataset {known.version}, which is read but not written, so no episode "
-            "was added; record into a new folder."
+            f"{str(known.root)!r} is a LeRobotDataset {known.version}{tables}, which is read but not written, so no "
+            "episode was added; record into a new folder."
         )
     if known.problems:
         raise DamagedError(known.root, known.problems[0])
