@@ -153,6 +153,15 @@ def test_what_a_cut_video_still_holds_is_read(root):
     assert 0 < len(read) < 6 and read == list(range(len(read))), "the end is gone"
 
 
+def test_a_video_that_is_cut_anywhere_is_read_or_named(root):
+    """Somewhere in its index ffmpeg finds a stream and no codec."""
+    path = next(root.rglob("*.mp4"))
+    before = path.read_bytes()
+    for size in range(0, len(before), 97):
+        path.write_bytes(before[:size])
+        sound(root)
+
+
 def test_a_flipped_bit_never_changes_a_number_silently(whole, tmp_path):
     """The pages of our parquet files have checksums; what is not blamed is as it was."""
     root, noticed = shutil.copytree(whole, tmp_path / "set"), 0

@@ -52,6 +52,12 @@ def test_episodes_come_back_bit_for_bit(tmp_path):
     ]
 
 
+def test_a_folder_with_a_colon_in_its_name_is_no_address(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(Path("rec:1"), 2)
+    assert len(list(DatasetReader(Path("rec:1")).episodes())) == 2
+
+
 def test_files_and_folders_are_closed_at_their_limits(tmp_path):
     root = tmp_path / "set"
     write(root, 6, limits=Limits(data_mb=0.02, video_mb=0.0025, files_per_folder=2))

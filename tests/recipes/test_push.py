@@ -35,6 +35,7 @@ from vla_rl.contract.config import to_json
 from vla_rl.contract.hub import located
 from vla_rl.evaluation.stats import Rate
 from vla_rl.experience.datasets import load_demonstrations
+from vla_rl.experience.lerobot.reader import DatasetReader
 from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.server import LEDGER
 from vla_rl.policies.pretrained import load_policy
@@ -43,6 +44,7 @@ from vla_rl.policies.vla.tokenizer import open_tokenizer
 from vla_rl.policies.vla.weights import ADAPTER
 from vla_rl.pretrained import save_own
 from vla_rl.recipes.inspect import describe_public
+from vla_rl.recipes.push import Card, dataset_upload
 from vla_rl.training.tracking import RunFolder, read_metrics
 
 NAME = "somebody/lift-ppo"
@@ -256,6 +258,16 @@ def test_a_dataset_comes_back_the_same_by_the_version_that_lerobot_looks_for(hub
     newer = hub.head("datasets/somebody/arm", "v3.0")
     assert newer is hub.head("datasets/somebody/arm") and not any(file.startswith("videos/") for file in newer)
     assert load_demonstrations("somebody/arm").count == 1
+
+
+def test_a_dataset_is_sent_with_the_files_that_its_info_names(tmp_path: Path) -> None:
+    makers.write(tmp_path / "arm", 2)
+    info = tmp_path / "arm/meta/info.json"
+    (tmp_path / "arm/data").rename(tmp_path / "arm/numbers")
+    given = {"data_path": "numbers/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"}
+    info.write_text(json.dumps({**json.loads(info.read_text()), **given}))
+    upload = dataset_upload(tmp_path / "arm", Card("somebody/arm"))
+    assert DatasetReader(tmp_path / "arm").files() <= upload.files.keys() and "numbers/*" in upload.replaces
 
 
 def test_a_recording_that_is_not_finished_is_not_sent(hub: Hub, tmp_path: Path, complaint: Any) -> None:

@@ -212,6 +212,27 @@ def test_a_folder_in_which_another_process_runs_is_refused(another, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize("damaged", ["state/00000000/state.json", "metrics.jsonl", "config.json"])
+def test_a_finished_run_that_cannot_go_on_stays_finished(damaged, tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "run", FitConfig())
+    folder.save_state(0, {})
+    folder.write_summary({"done": True})
+    folder.close()
+    if damaged == "config.json":  # it cannot be written
+        monkeypatch.setattr(tracking, "write_json", refused)
+    else:
+        (tmp_path / "run" / damaged).write_text("{\n")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != LOCK}
+    with pytest.raises(UserError):
+        prolong(tmp_path / "run", FitConfig(steps=2))
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != LOCK}
+    assert after == before
+
+
+def refused(*given):
+    raise UserError("the disk is full; free some room.")
+
+
 def test_the_lock_of_a_dead_process_is_taken_over(another, tmp_path):
     os.kill(another, signal.SIGKILL)
     os.waitpid(another, 0)

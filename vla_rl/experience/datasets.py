@@ -169,6 +169,7 @@ def stream_demonstrations(
 
 def _opened(path: str, chosen: list[int] | None, cameras: Collection[str] | None) -> DatasetReader:
     """The reader of ``cameras``; of a dataset on the hub, what its ``chosen`` episodes need is there."""
+    from vla_rl.experience.lerobot.lance import require_lance
     from vla_rl.experience.lerobot.reader import DatasetReader
 
     found = hub.repository(path, "dataset")
@@ -176,6 +177,8 @@ def _opened(path: str, chosen: list[int] | None, cameras: Collection[str] | None
     reader = _seeing(DatasetReader(root), path, cameras)
     if found is None:
         return reader
+    if reader.is_lance:
+        require_lance(root)  # before anything large is fetched
     wanted = sorted(reader.files(chosen))
     missing = [file for file in wanted if reader.is_lance or not (root / file).exists()]
     if not missing:

@@ -20,7 +20,7 @@ from vla_rl.contract.errors import UserError
 from vla_rl.contract.trust import check_folder, read_json
 
 CARD = "README.md"
-_DATASET = ("meta/**/*", "data/**/*", "videos/**/*")  # of a folder in LeRobot's format
+_DATASET = ("meta", "data", "videos", "images", "*.lance")  # folders of a dataset in LeRobot's format
 _INFO, _RECORDING = Path("meta") / "info.json", "recording"
 _PATH = re.compile(r"""(?<![\w./~:-])~?/(?:[^\s"',{}\[\]/]*/)*([^\s"',{}\[\]/]+)""")  # a whole path within a text
 _LISTED = 20  # instructions on a card
@@ -95,6 +95,8 @@ def dataset_upload(folder: Path, card: Card) -> Upload:
 
     Raises UserError for one whose recording is not finished, and for a damaged one.
     """
+    from vla_rl.experience.lerobot.reader import DatasetReader
+
     check_folder(folder)
     if (folder / _RECORDING).exists() or not (folder / _INFO).is_file():
         raise UserError(
@@ -104,25 +106,28 @@ def dataset_upload(folder: Path, card: Card) -> Upload:
     try:
         info = read_json(folder / _INFO)
         version, features = str(info["codebase_version"]), dict(info["features"])
-        text = _about_dataset(folder, info, features, card)
+        text, read = _about_dataset(folder, info, features, card), DatasetReader(folder).files()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{str(folder / _INFO)!r} is damaged ({type(error).__name__}: {error}), so nothing was sent; copy the "
             "dataset again."
         ) from error
+    folders = (*_DATASET, *sorted({name.partition("/")[0] for name in read}))
     files: dict[str, Content] = {
-        path.relative_to(folder).as_posix(): path for path in _files(folder, _DATASET) if path.name[0] != "."
+        path.relative_to(folder).as_posix(): path
+        for path in _files(folder, tuple(f"{name}/**/*" for name in folders))
+        if path.name[0] != "."
     }
+    files |= {name: folder / name for name in sorted(read) if (folder / name).is_file()}
     client = hub.client("nothing can be sent")
     metadata = client.DatasetCardData(
         license=card.license or None,
         task_categories=["robotics"],
         tags=["LeRobot", "vla-rl"],
-        configs=[{"config_name": "default", "data_files": "data/*/*.parquet"}],
+        configs=[{"config_name": "default", "data_files": "data/*/*.parquet"}] if (folder / "data").is_dir() else None,
     )
-    return Upload(
-        "dataset", with_card(folder, files, card.written(metadata, text)), ("meta/*", "data/*", "videos/*"), version
-    )
+    card_and_files = with_card(folder, files, card.written(metadata, text))
+    return Upload("dataset", card_and_files, tuple(f"{name}/*" for name in folders), version)
 
 
 def with_card(folder: Path, files: Mapping[str, Content], card: bytes) -> dict[str, Content]:

@@ -24,6 +24,7 @@ from vla_rl.training.checkpoint import (
     latest_state,
     newest,
     process_folder,
+    read_state,
     require_processes,
     save_shared,
     save_state,
@@ -209,7 +210,7 @@ class RunFolder:
         """Note the command that runs it, if it was one."""
         if words:
             path = self.path / COMMAND
-            before = path.read_text(encoding="utf-8") if path.is_file() else ""
+            before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
             write_text(path, f"{before}{shlex.join(words)}\n")
 
     def close(self) -> None:
@@ -274,10 +275,19 @@ def prolong(run: Path, config: Any, processes: int = 1) -> int:
             f"the run in {str(run)!r} has saved no state of reinforcement learning, so it cannot go on; start another "
             "from its checkpoint with --policy."
         )
+    if processes == 1:  # of several, each has a part
+        read_state(state)  # what cannot go on stays as it is
+    read_metrics(run)
     lock_run(run)
-    if (run / "summary.json").exists():
-        os.replace(run / "summary.json", free_name(run / "summary", ".json"))
-    write_json(run / "config.json", to_json(config))
+    summary, kept = run / "summary.json", free_name(run / "summary", ".json")
+    if ended := summary.exists():
+        os.replace(summary, kept)
+    try:
+        write_json(run / "config.json", to_json(config))
+    except UserError:
+        if ended:
+            os.replace(kept, summary)
+        raise
     mark_file(run / "config.json")
     return step_of(state)
 

@@ -125,7 +125,7 @@ def write_episode(
         if len(video.packet_times(writing / f"{name}.mp4")) != length:
             raise OSError(f"the encoder lost frames of {name!r}")
     table = _table(schema, {**columns, **index, "task_index": task_index})
-    pq.write_table(table, writing / FRAMES, write_page_checksum=True)
+    pq.write_table(table, (writing / FRAMES).absolute(), write_page_checksum=True)
     features = {**schema.features, **{name: Feature(INDEX[name]) for name in index}}
     stats = episode_statistics({**columns, **index}, features)
     manifest: dict[str, Any] = {"length": length, "tasks": list(tasks), "files": {}}

@@ -23,7 +23,9 @@ class ParquetFile:
     """A file whose pages are checked before they are read.  Raises what pyarrow raises for one that is no parquet."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file = path, pq.ParquetFile(path, page_checksum_verification=True)
+        self._path = path
+        # Absolute: pyarrow takes a relative path with a colon for an address.
+        self._file = pq.ParquetFile(path.absolute(), page_checksum_verification=True)
         self.schema, self.rows = self._file.schema_arrow, self._file.metadata.num_rows
         self.group_rows = [self._file.metadata.row_group(i).num_rows for i in range(self._file.metadata.num_row_groups)]
 

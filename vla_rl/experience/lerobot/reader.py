@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -43,7 +43,7 @@ class _Video(NamedTuple):
     """A video of an episode: its file in the dataset, the same to read from, and the episode's start in seconds."""
 
     file: str
-    source: Path
+    source: Path | BinaryIO
     start: float = 0.0
 
 

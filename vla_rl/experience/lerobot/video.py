@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import av
 import numpy as np
@@ -94,7 +94,7 @@ def encode(path: Path, frames: np.ndarray, fps: float, codec: Codec) -> None:
     """Write uint8 ``frames`` [n,h,w,3] with frame ``i`` at exactly ``i / fps``; the file is not yet synced."""
     os.environ.setdefault("SVT_LOG", "1")  # otherwise the AV1 library logs to standard error
     before = _scheduling()
-    with av.open(str(path), "w", format="mp4", options=_MP4) as container:
+    with av.open(str(path.absolute()), "w", format="mp4", options=_MP4) as container:
         stream: Any = container.add_stream(codec.encoder, rate=_rate(fps), options=codec.options())
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
@@ -130,14 +130,14 @@ def _restore_scheduling(before: dict[int, tuple[int, os.sched_param]]) -> None:
             os.sched_setscheduler(thread, policy, parameters)
 
 
-def decode(path: Path, times: np.ndarray, fps: float, feature: Feature = RGB) -> np.ndarray:
+def decode(path: Path | BinaryIO, times: np.ndarray, fps: float, feature: Feature = RGB) -> np.ndarray:
     """The frames at ``times`` (seconds in the file, increasing) as ``feature`` declares them, none larger.
 
     uint8 [n,h,w,3] or [n,h,w,1]; grey of more bits is uint16 as it is stored, and depth what :func:`_depth` says.
     A frame matches a time that is at most a quarter of a frame period away (lerobot's loader requires 0.1 ms).  Raises
     DamagedFramesError when one is missing, and OSError when there is no such file.
     """
-    if not path.is_file():
+    if isinstance(path, Path) and not path.is_file():
         raise FileNotFoundError("is missing")
     found: list[np.ndarray] = []
     try:
@@ -236,7 +236,7 @@ def packet_times(path: Path) -> np.ndarray:
 
 def join(parts: Sequence[tuple[Path, int]], path: Path, fps: float) -> None:
     """Concatenate the videos ``(file, number of frames)`` into one MP4 without encoding them again."""
-    with av.open(str(path), "w", format="mp4", options=_MP4) as target:
+    with av.open(str(path.absolute()), "w", format="mp4", options=_MP4) as target:
         stream: Any = None
         before = 0
         for part, count in parts:
@@ -344,15 +344,18 @@ def codec_of(feature: Feature) -> Codec:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+def _opened(path: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
     try:
-        container = av.open(str(path), options=_VIDEOS)
+        container = av.open(str(path.absolute()) if isinstance(path, Path) else path, options=_VIDEOS)
     except av.error.ArgumentError as error:
         raise DamagedFramesError("is no MP4, Matroska or AVI, and nothing else is opened") from error
     with container:
         if not container.streams.video:
             raise DamagedFramesError("holds no video")
-        yield container, container.streams.video[0]
+        stream = container.streams.video[0]
+        if stream.codec_context is None:  # of a file that was cut in the wrong place
+            raise DamagedFramesError("holds a video of no known codec")
+        yield container, stream
 
 
 def _rate(fps: float) -> Fraction:

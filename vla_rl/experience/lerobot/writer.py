@@ -441,11 +441,11 @@ def _write_data(folder: Path, schema: Schema, numbers: Mapping[str, int], groups
     for place, episodes in groups.items():
         path = folder / place.path(metadata.DATA)
         make_folder(path.parent)
-        with pq.ParquetWriter(path, schema.arrow(), compression="snappy", write_page_checksum=True) as file:
+        with pq.ParquetWriter(path.absolute(), schema.arrow(), compression="snappy", write_page_checksum=True) as file:
             for episode in episodes:
                 file.write_table(_frames(schema, episode, numbers), row_group_size=max(episode.live.length, 1))
         sync(path)
-        reread = pq.ParquetFile(path, page_checksum_verification=True)
+        reread = pq.ParquetFile(path.absolute(), page_checksum_verification=True)
         for i, episode in enumerate(episodes):
             if not reread.read_row_group(i).equals(_frames(schema, episode, numbers)):
                 raise OSError(f"{path.name} does not read as it was written")
@@ -554,7 +554,7 @@ def _write_rows(folder: Path, root: Path, rows: list[dict[str, Any]], limits: Li
         own = {"meta/episodes/chunk_index": place.chunk, "meta/episodes/file_index": place.file}
         table = pa.Table.from_pylist([row | own for row in part])
         if existing:
-            table = _conformed(table, pq.read_schema(existing[-1]))
+            table = _conformed(table, pq.read_schema(existing[-1].absolute()))
         path = folder / place.path(metadata.EPISODES)
         _write_table(path, table)
         place = place.next(limits.files_per_folder)
@@ -586,7 +586,7 @@ def _write_tasks(folder: Path, tasks: Sequence[str]) -> None:
 
 def _write_table(path: Path, table: pa.Table) -> None:
     make_folder(path.parent)
-    pq.write_table(table, path, write_page_checksum=True)
+    pq.write_table(table, path.absolute(), write_page_checksum=True)
     sync(path)
-    if not pq.ParquetFile(path, page_checksum_verification=True).read().equals(table):
+    if not pq.ParquetFile(path.absolute(), page_checksum_verification=True).read().equals(table):
         raise OSError(f"{path.name} does not read as it was written")
