@@ -6,6 +6,7 @@ ContractError of one sentence, and memory stays bounded; exits with 1 when anyth
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -113,16 +114,17 @@ class _Context:
     def peer(self) -> str:
         return "a fuzzer"
 
-    def add_callback(self, done: Callable[[], None]) -> bool:
-        return False  # it is over
+    def add_done_callback(self, done: Callable[[_Context], None]) -> None:
+        done(self)
 
-    def abort(self, code: grpc.StatusCode, sentence: str) -> None:
+    async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
         raise (RuntimeError if code is grpc.StatusCode.INTERNAL else ContractError)(sentence)
 
 
 def _requests() -> dict[str, Decoder]:
     policies = MemoryPolicies()
     served, context = transport.Downloads(policies, lambda context: ""), _Context()
+    loop = asyncio.new_event_loop()
     chunk = pb.ChunkRequest(sha256=policies.publish(b"abc"), offset=1, count=2).SerializeToString()
     first = pb.ManifestRequest(version=1).SerializeToString()
     asked = {
@@ -130,7 +132,9 @@ def _requests() -> dict[str, Decoder]:
         "chunk": (served._chunk, chunk, pb.ChunkRequest),
     }
     return {
-        f"request for a {name}": Decoder(lambda data, read=read: read(data, context), [valid], change_message(kind))
+        f"request for a {name}": Decoder(
+            lambda data, read=read: loop.run_until_complete(read(data, context)), [valid], change_message(kind)
+        )
         for name, (read, valid, kind) in asked.items()
     }
 

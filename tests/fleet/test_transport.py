@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
 from collections.abc import Callable
@@ -271,7 +272,7 @@ class Server:
         self.spool, self.batches = MemorySpool(), list[Batch]()
         self.spool.put(records)
         sender = Sender(self.spool.robot, self.spool.epoch)
-        self.session = Session(sender, -1, self, Clock(), credit, lambda _: None)  # type: ignore[arg-type]
+        self.session = Session(sender, -1, self, Clock(), credit, lambda _: None, lambda _: None)  # type: ignore[arg-type]
 
     def submit(self, batch: Batch) -> None:
         self.batches.append(batch)
@@ -401,16 +402,15 @@ class Reading:
     """What gRPC says of a download that a robot has not read to its end."""
 
     def __init__(self, peer: str) -> None:
-        self._peer, self.ends = peer, list[Callable[[], None]]()
+        self._peer, self.ends = peer, list[Callable[[Reading], None]]()
 
     def peer(self) -> str:
         return self._peer
 
-    def add_callback(self, done: Callable[[], None]) -> bool:
+    def add_done_callback(self, done: Callable[[Reading], None]) -> None:
         self.ends.append(done)
-        return True
 
-    def abort(self, code: grpc.StatusCode, sentence: str) -> None:
+    async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
         raise UserError(f"{code.name}: {sentence}")
 
 
@@ -420,9 +420,9 @@ def test_a_robot_downloads_so_many_pieces_at_once_and_no_more():
     served = transport.Downloads(policies, lambda context: context.peer().split(":")[1])
     running = [Reading("ipv4:192.0.2.7:1") for _ in range(transport._AT_ONCE)]
     for one in running:
-        assert served._chunk(asked, one)
+        assert asyncio.run(served._chunk(asked, one))
     with pytest.raises(UserError, match=f"RESOURCE_EXHAUSTED: a robot may download {transport._AT_ONCE} pieces"):
-        served._chunk(asked, Reading("ipv4:192.0.2.7:1"))
-    assert served._chunk(asked, Reading("ipv4:192.0.2.8:1")), "another robot"
-    running[0].ends[0]()
-    assert served._chunk(asked, Reading("ipv4:192.0.2.7:1"))
+        asyncio.run(served._chunk(asked, Reading("ipv4:192.0.2.7:1")))
+    assert asyncio.run(served._chunk(asked, Reading("ipv4:192.0.2.8:1"))), "another robot"
+    running[0].ends[0](running[0])
+    assert asyncio.run(served._chunk(asked, Reading("ipv4:192.0.2.7:1")))

@@ -189,7 +189,7 @@ def open_channel(address: str, credentials: Credentials | None) -> grpc.Channel:
     return grpc.secure_channel(address, tls, OPTIONS)
 
 
-def add_port(server: grpc.Server, host: str, port: int, credentials: Credentials | None) -> int:
+def add_port(server: grpc.aio.Server, host: str, port: int, credentials: Credentials | None) -> int:
     """Listen and return the port; raises UserError as :func:`open_channel`, RuntimeError when the port is taken."""
     check_reach(host, credentials)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

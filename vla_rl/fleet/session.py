@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -103,6 +104,7 @@ class Session:
     """``credit``: how many bytes may be received and not stored yet; ``alarm`` gets what a person should look at.
 
     No more than the credit and one message are in memory: further messages are not read until the disk has caught up.
+    Everything happens in one event loop; ``later(do, *given)`` has other threads do something there.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class Session:
         clock: Clock,
         credit: int,
         alarm: Callable[[str], None],
+        later: Callable[..., object],
     ) -> None:
         self.sender, self._committer, self._clock, self._credit, self._alarm = sender, committer, clock, credit, alarm
         self.heard = clock.now()
@@ -124,7 +127,8 @@ class Session:
         self._in_flight = 0  # bytes
         self._outbox: dict[str, pb.FromServer] = {}  # the newest of each kind
         self.reason: End | None = None  # why it ends
-        self._changed = threading.Condition()
+        self._later, self._told, self._room = later, asyncio.Event(), asyncio.Event()
+        self.ending = asyncio.Event()  # is set once there is a reason
 
     @property
     def busy(self) -> bool:
@@ -138,33 +142,35 @@ class Session:
 
     def tell(self, message: pb.FromServer) -> None:
         """Send ``message``, in place of an older one of its kind that has not been sent."""
-        with self._changed:
-            kind = message.WhichOneof("message")
-            self._outbox.pop(kind, None)
-            self._outbox[kind] = message
-            self._changed.notify_all()
+        kind = message.WhichOneof("message")
+        self._outbox.pop(kind, None)
+        self._outbox[kind] = message
+        self._told.set()
 
     def end(self, code: grpc.StatusCode, sentence: str) -> None:
         """End the connection after what is still to be sent; the first reason counts."""
-        with self._changed:
-            self.reason = self.reason or End(code, sentence)
-            self._changed.notify_all()
+        self.reason = self.reason or End(code, sentence)
+        for event in (self.ending, self._told, self._room):
+            event.set()
 
-    def outgoing(self) -> Iterator[bytes]:
+    async def outgoing(self) -> AsyncIterator[bytes]:
         """What the robot is told, as it comes, until the connection ends."""
-        while message := self._next():
+        while message := await self._next():
             yield message.SerializeToString()
 
-    def read(self, incoming: Iterator[bytes]) -> None:
-        """Take what the robot sends until the connection ends; never raises."""
+    async def read(self, incoming: AsyncIterator[bytes]) -> None:
+        """Take what the robot sends until the connection ends; raises nothing but its own cancellation."""
         try:
-            for data in incoming:
+            async for data in incoming:
                 self.heard = self._clock.now()
                 self._take(data)
+                while self._in_flight > self._credit and not self.reason:
+                    self._room.clear()
+                    await self._room.wait()
                 if self.reason:
                     return
             self.end(Code.OK, "the robot hung up")
-        except grpc.RpcError:
+        except (grpc.RpcError, grpc.aio.BaseError):
             self.end(Code.CANCELLED, "the connection was lost")
         except ContractError as error:
             log.warning("refused %s: %s", self.sender.robot, error)
@@ -173,10 +179,11 @@ class Session:
             log.exception("a connection of %s failed", self.sender.robot)
             self.end(Code.INTERNAL, "the server made a mistake, which is in its log; what it stored stays stored.")
 
-    def _next(self) -> pb.FromServer | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._outbox or self.reason)
-            return self._outbox.pop(next(iter(self._outbox))) if self._outbox else None
+    async def _next(self) -> pb.FromServer | None:
+        while not (self._outbox or self.reason):
+            self._told.clear()
+            await self._told.wait()
+        return self._outbox.pop(next(iter(self._outbox))) if self._outbox else None
 
     def _take(self, data: bytes) -> None:
         message = read_from_robot(data)
@@ -193,39 +200,38 @@ class Session:
 
     def _take_records(self, message: pb.Records, size: int) -> None:
         records = read_records(*self.sender, message)
-        with self._changed:
-            if records[0].seq > self._expected:
-                if not self._refusing:  # what was on its way is refused silently
-                    self._refuse()
-                return
-            self._refusing = False
-            self._expected = max(self._expected, records[-1].last + 1)
-            self._in_flight += size
-        self._committer.submit(Batch(records, size, self._stored))
-        with self._changed:
-            self._changed.wait_for(lambda: self._in_flight <= self._credit or self.reason)
+        if records[0].seq > self._expected:
+            if not self._refusing:  # what was on its way is refused silently
+                self._refuse()
+            return
+        self._refusing = False
+        self._expected = max(self._expected, records[-1].last + 1)
+        self._in_flight += size
+        self._committer.submit(Batch(records, size, self._committed))
 
     def _refuse(self) -> None:
         self._refusing = True
         self.tell(pb.FromServer(nack=pb.Nack(expected=self._expected)))
 
-    def _stored(self, batch: Batch, outcome: Outcome) -> None:
+    def _committed(self, batch: Batch, outcome: Outcome) -> None:
         """In the committer's thread."""
-        with self._changed:
-            self._in_flight -= batch.size
-            self._changed.notify_all()
-            if outcome.failed is None:
-                self.durable = max(self.durable, outcome.durable)
-                ack = pb.Ack(durable_seq=self.durable, credit_bytes=self._credit)
-                self.tell(pb.FromServer(ack=ack))
-            match outcome.refused or outcome.failed:
-                case GapError() as gap:
-                    self._expected = gap.expected
-                    self._refuse()
-                case ConflictError() as conflict:
-                    self._alarm(str(conflict))
-                    self.end(Code.FAILED_PRECONDITION, str(conflict))
-                case UserError() | OSError() as error:
-                    self.end(Code.UNAVAILABLE, f"the server cannot store anything now ({error}); it keeps your place.")
-                case Exception():
-                    self.end(Code.INTERNAL, "the server could not store a batch; its log says why.")
+        self._later(self._stored, batch, outcome)
+
+    def _stored(self, batch: Batch, outcome: Outcome) -> None:
+        self._in_flight -= batch.size
+        self._room.set()
+        if outcome.failed is None:
+            self.durable = max(self.durable, outcome.durable)
+            ack = pb.Ack(durable_seq=self.durable, credit_bytes=self._credit)
+            self.tell(pb.FromServer(ack=ack))
+        match outcome.refused or outcome.failed:
+            case GapError() as gap:
+                self._expected = gap.expected
+                self._refuse()
+            case ConflictError() as conflict:
+                self._alarm(str(conflict))
+                self.end(Code.FAILED_PRECONDITION, str(conflict))
+            case UserError() | OSError() as error:
+                self.end(Code.UNAVAILABLE, f"the server cannot store anything now ({error}); it keeps your place.")
+            case Exception():
+                self.end(Code.INTERNAL, "the server could not store a batch; its log says why.")

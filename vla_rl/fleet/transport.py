@@ -3,12 +3,15 @@
 A robot says which spool it has (Hello), hears how far that is on disk (Welcome), sends from there and is told what has
 reached the disk (Ack).  Nothing else makes sure of anything: after any failure on either side it connects again.
 
+All streams are in the event loop of one thread, which waits for no disk: a robot costs no thread.
+
 gRPC bounds connections before a handshake, and ends those whose handshake takes too long.  What it cannot do is done
 here: of those behind which no robot is known, each address keeps a few, and they give way to newer ones.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import os
@@ -19,10 +22,11 @@ import threading
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import grpc
@@ -63,7 +67,11 @@ _OF_ADDRESS, _OF_ALL = 32, 128  # connections behind which no robot is known
 _FEWEST, _MOST = 64, 512  # connections besides those of robots
 _RESERVE = 192  # files for ledger, registry, page, learner and gRPC itself
 _FOLDER = "/dev/fd"  # the files that this process has open
+_LAST_WORDS_S = 2.0  # for what an ending connection is still told
+_READERS = 16  # threads that read for whoever connects or downloads
 Peer = tuple[str, int]  # address and port
+Context: TypeAlias = grpc.aio.ServicerContext
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -94,8 +102,21 @@ class TransportOptions:
 
 class _Connected(NamedTuple):
     session: Session
-    context: grpc.ServicerContext
+    peer: Peer
     certificate: bytes
+
+
+class _Known(NamedTuple):
+    """Of whoever introduced itself.
+
+    durable  its newest stored record, -1 for none
+    before   whether its name had another spool
+    policy   what it is to run
+    """
+
+    durable: int
+    before: bool
+    policy: tuple[int, str]
 
 
 class FleetTransport:
@@ -120,37 +141,67 @@ class FleetTransport:
         self.alarms: deque[str] = deque(maxlen=_ALARMS)
         self._connected: dict[Sender, _Connected] = {}
         # Whose certificate it is, and since when they have not introduced themselves; the oldest first.
-        self._opening: dict[grpc.ServicerContext, tuple[str, float]] = {}
+        self._opening: dict[asyncio.Event, tuple[str, float]] = {}
         self._downloads = Downloads(self._policies, lambda context: self._certified(_certificate(context)))
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._stop = threading.Event()
         self._crowded = False  # connections of strangers were ended just now
-        calls = {STREAM: grpc.stream_stream_rpc_method_handler(self._stream), **self._downloads.calls()}
-        self._server = grpc.server(
-            ThreadPoolExecutor(2 * options.max_robots + 64, thread_name_prefix="fleet"),
-            handlers=[grpc.method_handlers_generic_handler(SERVICE, calls)],
-            options=(*OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections(options.max_robots))),
-            maximum_concurrent_rpcs=4 * options.max_robots + 64,
-        )
+        self._loop, self._readers = asyncio.new_event_loop(), ThreadPoolExecutor(_READERS, "fleet-reader")
+        self._loop.set_default_executor(self._readers)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fleet", daemon=True)
+        self._thread.start()
         try:
-            self.port = add_port(self._server, options.host, options.port, credentials)
+            self._server, self.port = self._do(self._begin())
         except RuntimeError as error:
+            self._end_loop()
             raise UserError(
                 f"{options.host}:{options.port} cannot be listened on ({error}), so no robot could connect; end the "
                 "program that has it, or choose another port."
             ) from error
+        except BaseException:
+            self._end_loop()
+            raise
         self.committer, self._connections = Committer(store), Connections(self.port)
-        self._server.start()
+        self._do(self._server.start())
         self._watch = threading.Thread(target=self._look_after, name="fleet-watch", daemon=True)
         self._watch.start()
+
+    async def _begin(self) -> tuple[grpc.aio.Server, int]:
+        calls = {STREAM: grpc.stream_stream_rpc_method_handler(self._stream), **self._downloads.calls()}
+        robots = self._options.max_robots
+        server = grpc.aio.server(
+            handlers=[grpc.method_handlers_generic_handler(SERVICE, calls)],
+            options=(*OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections(robots))),
+            maximum_concurrent_rpcs=4 * robots + 64,
+        )
+        return server, add_port(server, self._options.host, self._options.port, self._credentials)
 
     def close(self) -> None:
         """End all connections; robots come back by themselves when there is a server again."""
         self._stop.set()
         self._watch.join()
-        for one in self._present():
-            one.session.end(Code.UNAVAILABLE, "the server ends; come back.")
-        self._server.stop(1.0).wait()
+        self._do(self._ended())
         self.committer.close()
+        self._end_loop()
+
+    async def _ended(self) -> None:
+        for one in self._connected.values():
+            one.session.end(Code.UNAVAILABLE, "the server ends; come back.")
+        await self._server.stop(1.0)
+
+    def _end_loop(self) -> None:
+        self._soon(self._loop.stop)
+        self._thread.join()
+        self._readers.shutdown()
+        self._loop.close()
+
+    def _do(self, what: Coroutine[Any, Any, T]) -> T:
+        """What becomes of it in the loop, for other threads."""
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+
+    def _soon(self, do: Callable[..., object], *given: object) -> None:
+        """Have the loop do it, for other threads; nothing where it has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(do, *given)
 
     def waiting(self) -> dict[str, int]:
         """The robots that are here, and how many of the records that they came with are not on disk yet."""
@@ -163,42 +214,44 @@ class FleetTransport:
         log.error("%s", sentence)
         self.alarms.append(sentence)
 
-    def _stream(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    async def _stream(self, incoming: AsyncIterator[bytes], context: Context) -> None:
         try:
-            session = self._accept(incoming, context)
+            session = await self._accept(incoming, context)
         except End as end:
-            self._abort(context, end)
+            await _abort(context, end)
+        reading = asyncio.create_task(session.read(incoming))
+        writing = asyncio.create_task(_write(session, context))
         try:
-            if not context.add_callback(lambda: session.end(Code.CANCELLED, "the connection was lost")):
-                return
-            name = f"fleet-{session.sender.robot}"
-            threading.Thread(target=session.read, args=(incoming,), name=name, daemon=True).start()
-            yield from session.outgoing()
+            await session.ending.wait()
+            await asyncio.wait({writing}, timeout=_LAST_WORDS_S)  # who does not read hears no more
             assert session.reason is not None
             if session.reason.code is not Code.OK:
-                self._abort(context, session.reason)
+                await _abort(context, session.reason)
         finally:
+            reading.cancel()
+            writing.cancel()
             self._leave(session)
 
-    def _accept(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Session:
+    async def _accept(self, incoming: AsyncIterator[bytes], context: Context) -> Session:
         """The session of whoever introduces itself first; raises End.
 
         Who takes long gives way to who comes later with the same certificate.
         """
+        over = asyncio.Event()
         try:
             certificate = _certificate(context)
             robot = self._certified(certificate)
-            with self._lock:
-                alike = [one for one, (owner, _) in self._opening.items() if owner == robot]
-                self._opening[context] = robot, self._clock.now()
+            alike = [one for one, (owner, _) in self._opening.items() if owner == robot]
+            self._opening[over] = robot, self._clock.now()
             for older in alike[: max(0, len(alike) + 1 - (_SPOOLS if robot else _UNKNOWN))]:
-                older.cancel()
-            message = read_from_robot(next(incoming, b""))
-            hello = message.hello
+                older.set()
+            hello = read_from_robot(await _first(incoming, over)).hello
             check_hello(hello)
             sender = Sender(robot or hello.robot, hello.epoch.hex())
-            return self._welcome(sender, hello, context, certificate)
-        except grpc.RpcError as error:
+            self._check(sender, hello)
+            known = await asyncio.to_thread(self._known, sender)
+            return self._welcome(sender, hello, known, peer_of(context.peer()), certificate)
+        except (grpc.RpcError, grpc.aio.BaseError) as error:
             raise End(Code.CANCELLED, "a connection ended before anybody introduced itself") from error
         except ContractError as error:
             raise End(Code.INVALID_ARGUMENT, str(error)) from error
@@ -207,39 +260,42 @@ class FleetTransport:
         except (OSError, MemoryError) as error:
             raise End(Code.UNAVAILABLE, f"the server cannot take anybody in now ({error}); come back.") from error
         finally:
-            with self._lock:
-                self._opening.pop(context, None)
+            self._opening.pop(over, None)
 
     def _certified(self, certificate: bytes) -> str:
         """The robot that a connection's certificate names; "" without TLS, on this machine alone."""
         return "" if self._credentials is None else robot_of(certificate, self._revoked)
 
-    def _welcome(self, sender: Sender, hello: pb.Hello, context: grpc.ServicerContext, certificate: bytes) -> Session:
-        self._check(sender, hello)
-        with self._lock:
-            older = self._connected.get(sender)
-            alike = [one.session for other, one in self._connected.items() if other.robot == sender.robot]
-            full = len(self._connected) >= self._options.max_robots or len(alike) >= _SPOOLS
-            if full and older is None:
-                raise End(Code.RESOURCE_EXHAUSTED, "the server has as many robots as it takes; raise max_robots.")
-            durable, policy = self._store.durable(*sender), self._policies.head(sender.robot)
-            self._check_place(sender, hello, durable)
-            session = Session(sender, durable, self.committer, self._clock, self._options.credit, self.alarm)
-            self._connected[sender] = _Connected(session, context, certificate)
+    def _known(self, sender: Sender) -> _Known:
+        """What disks say of whoever introduced itself; they may be slow."""
+        others = [one for one in self._store.senders() if one.robot == sender.robot and one != sender]
+        return _Known(self._store.durable(*sender), bool(others), self._policies.head(sender.robot))
+
+    def _welcome(self, sender: Sender, hello: pb.Hello, known: _Known, peer: Peer, certificate: bytes) -> Session:
+        older = self._connected.get(sender)
+        alike = [one.session for other, one in self._connected.items() if other.robot == sender.robot]
+        full = len(self._connected) >= self._options.max_robots or len(alike) >= _SPOOLS
+        if full and older is None:
+            raise End(Code.RESOURCE_EXHAUSTED, "the server has as many robots as it takes; raise max_robots.")
+        durable, credit = known.durable, self._options.credit
+        self._check_place(sender, hello, durable)
+        session = Session(sender, durable, self.committer, self._clock, credit, self.alarm, self._soon)
+        self._connected[sender] = _Connected(session, peer, certificate)
         if older is not None:
             sentence = f"a newer connection of robot {sender.robot!r} with the same spool took over."
             older.session.end(Code.ABORTED, sentence)
-        session.offered = hello.next_seq - 1
-        session.policy = policy
+        session.offered, session.policy = hello.next_seq - 1, known.policy
         welcome = pb.Welcome(
             server=self.id.bytes,
             durable_seq=durable,
-            credit_bytes=self._options.credit,
-            policy=pb.Policy(version=session.policy[0], state=session.policy[1]),
+            credit_bytes=credit,
+            policy=pb.Policy(version=known.policy[0], state=known.policy[1]),
             clock=pb.Clock(wall_ns=self._clock.wall_ns()),
         )
         session.tell(pb.FromServer(welcome=welcome))
-        self._tell_of_namesakes(session, durable, [one for one in alike if one.sender != sender])
+        others = [one for one in alike if one.sender != sender]
+        if others or (durable < 0 and known.before):
+            self._tell_of_namesakes([session, *others])
         log.info("%s is here, spool %s, %d records on disk", sender.robot, sender.epoch[:8], durable + 1)
         return session
 
@@ -271,38 +327,30 @@ class FleetTransport:
             self.alarm(sentence)
             raise End(Code.FAILED_PRECONDITION, sentence)
 
-    def _tell_of_namesakes(self, session: Session, durable: int, present: list[Session]) -> None:
+    def _tell_of_namesakes(self, present: list[Session]) -> None:
         """Two spools of one name are two robots, or one that was replaced; a person has to know which."""
-        robot = session.sender.robot
-        known = [one for one in self._store.senders() if one.robot == robot and one != session.sender]
-        if not present and (durable >= 0 or not known):
-            return
+        new = present[0].sender
         sentence = (
-            f"robot {robot!r} is here with a new spool {session.sender.epoch[:8]}, and had another one before; if it "
-            "was not replaced, two robots have one name: give one a certificate of its own."
+            f"robot {new.robot!r} is here with a new spool {new.epoch[:8]}, and had another one before; if it was not "
+            "replaced, two robots have one name: give one a certificate of its own."
         )
         self.alarm(sentence)
-        for one in (session, *present):
+        for one in present:
             one.tell(pb.FromServer(notice=pb.Notice(sentence=sentence)))
 
     def _present(self) -> list[_Connected]:
-        with self._lock:
-            return list(self._connected.values())
+        """Also for other threads."""
+        return list(self._connected.values())
 
     def _leave(self, session: Session) -> None:
         reason = session.reason
         session.end(Code.CANCELLED, "the connection ended")
-        with self._lock:
-            present = self._connected.get(session.sender)
-            if present is not None and present.session is session:  # and not a newer one
-                del self._connected[session.sender]
+        present = self._connected.get(session.sender)
+        if present is not None and present.session is session:  # and not a newer one
+            del self._connected[session.sender]
         log.info("%s left: %s", session.sender.robot, reason.sentence if reason else "the connection ended")
 
-    def _abort(self, context: grpc.ServicerContext, end: End) -> NoReturn:
-        if end.code is not Code.CANCELLED:
-            log.warning("a connection from %s ends: %s", context.peer(), end.sentence)
-        context.abort(end.code, end.sentence)
-        raise AssertionError("abort raises")
+    # -- in a thread of its own, since it looks at files --------------------------------------------------------------
 
     def _look_after(self) -> None:
         """End who is silent or revoked, tell all others the time and new policies."""
@@ -315,16 +363,15 @@ class FleetTransport:
                 self._put_out(now, speak)
                 if (latest := self._policies.releases.head) != changes:
                     for one in self._present():
-                        self._announce(one.session)
+                        self._soon(_announce, one.session, self._policies.head(one.session.sender.robot))
                     changes = latest
             except Exception:  # files, threads or memory ran out: all is looked at again
                 log.exception("connections could not be looked after")
 
     def _put_out(self, now: float, speak: bool) -> None:
-        with self._lock:
-            late = [one for one, (_, since) in self._opening.items() if now - since > self._options.silence_s]
-        for context in late:
-            context.cancel()
+        for over, (_, since) in list(self._opening.items()):
+            if now - since > self._options.silence_s:
+                self._soon(over.set)
         present = self._present()
         for one in present:
             if speak:
@@ -332,8 +379,8 @@ class FleetTransport:
             silent = now - one.session.heard
             if silent > self._options.silence_s and not one.session.busy:
                 log.warning("%s has been silent for %.0f s", one.session.sender.robot, silent)
-                one.context.cancel()
-        known = {peer_of(one.context.peer()) for one in present} | self._downloads.peers()
+                self._soon(one.session.end, Code.CANCELLED, "the robot was silent for too long; come back.")
+        known = {one.peer for one in present} | self._downloads.peers()
         ended = self._connections.end_strangers(known, time.monotonic())
         if self._crowded and not ended:
             give_back()
@@ -342,20 +389,48 @@ class FleetTransport:
             log.warning("%d connections from %s were ended, behind which no robot was known", count, address)
 
     def _speak(self, one: _Connected) -> None:
-        one.session.tell(pb.FromServer(clock=pb.Clock(wall_ns=self._clock.wall_ns())))
+        self._soon(one.session.tell, pb.FromServer(clock=pb.Clock(wall_ns=self._clock.wall_ns())))
         try:
             self._certified(one.certificate)
         except UserError as error:
-            one.session.end(Code.PERMISSION_DENIED, str(error))
-
-    def _announce(self, session: Session) -> None:
-        head = self._policies.head(session.sender.robot)
-        if head != session.policy:
-            session.policy = head
-            session.tell(pb.FromServer(policy=pb.Policy(version=head[0], state=head[1])))
+            self._soon(one.session.end, Code.PERMISSION_DENIED, str(error))
 
 
-def _certificate(context: grpc.ServicerContext) -> bytes:
+def _announce(session: Session, head: tuple[int, str]) -> None:
+    if head != session.policy:
+        session.policy = head
+        session.tell(pb.FromServer(policy=pb.Policy(version=head[0], state=head[1])))
+
+
+async def _first(incoming: AsyncIterator[bytes], over: asyncio.Event) -> bytes:
+    """The first message; raises End where ``over`` is set before it comes."""
+    first, gone = asyncio.ensure_future(anext(incoming, b"")), asyncio.ensure_future(over.wait())
+    try:
+        await asyncio.wait({first, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            raise End(Code.CANCELLED, "nobody introduced himself; come back.")
+        return first.result()
+    finally:
+        first.cancel()
+        gone.cancel()
+
+
+async def _write(session: Session, context: Context) -> None:
+    try:
+        async for message in session.outgoing():
+            await context.write(message)
+    except (grpc.RpcError, grpc.aio.BaseError):
+        session.end(Code.CANCELLED, "the connection was lost")
+
+
+async def _abort(context: Context, end: End) -> NoReturn:
+    if end.code is not Code.CANCELLED:
+        log.warning("a connection from %s ends: %s", context.peer(), end.sentence)
+    await context.abort(end.code, end.sentence)
+    raise AssertionError("abort raises")
+
+
+def _certificate(context: Context) -> bytes:
     """What the robot has shown, in PEM; b"" without TLS."""
     return b"".join(context.auth_context().get("x509_pem_cert", ()))
 
@@ -363,14 +438,13 @@ def _certificate(context: grpc.ServicerContext) -> bytes:
 class Downloads:
     """Answers from ``policies`` to whom ``admit`` lets in; it raises UserError for anybody else."""
 
-    def __init__(self, policies: Registry, admit: Callable[[grpc.ServicerContext], str]) -> None:
-        self._policies, self._admit, self._lock = policies, admit, threading.Lock()
+    def __init__(self, policies: Registry, admit: Callable[[Context], str]) -> None:
+        self._policies, self._admit = policies, admit
         self._running: list[tuple[str, Peer]] = []  # whose, and where to
 
     def peers(self) -> set[Peer]:
-        """Where something is on its way to."""
-        with self._lock:
-            return {peer for _, peer in self._running}
+        """Where something is on its way to; also for other threads."""
+        return {peer for _, peer in list(self._running)}
 
     def calls(self) -> dict[str, grpc.RpcMethodHandler]:
         """gRPC's handlers by name."""
@@ -379,23 +453,23 @@ class Downloads:
             CHUNK: grpc.unary_unary_rpc_method_handler(self._chunk),
         }
 
-    def _manifest(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        return self._answer(lambda: self._policies.manifest(pb.ManifestRequest.FromString(data).version), context)
+    async def _manifest(self, data: bytes, context: Context) -> bytes:
+        return await self._answer(lambda: self._policies.manifest(pb.ManifestRequest.FromString(data).version), context)
 
-    def _chunk(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+    async def _chunk(self, data: bytes, context: Context) -> bytes:
         def read() -> bytes:
             asked = pb.ChunkRequest.FromString(data)
             if len(asked.sha256) != 32:
                 raise ContractError(f"a chunk was asked for by {len(asked.sha256)} bytes; ask by its SHA-256.")
             return self._policies.chunk(asked.sha256.hex(), asked.offset, min(asked.count, CHUNK_BYTES))
 
-        return self._answer(read, context)
+        return await self._answer(read, context)
 
-    def _answer(self, read: Callable[[], bytes], context: grpc.ServicerContext) -> bytes:
+    async def _answer(self, read: Callable[[], bytes], context: Context) -> bytes:
         code, sentence = Code.INTERNAL, "the server made a mistake, which is in its log."
         try:
             self._begin(self._admit(context), context)
-            return pb.Bytes(data=read()).SerializeToString()
+            return pb.Bytes(data=await asyncio.to_thread(read)).SerializeToString()
         except MissingError as error:
             code, sentence = Code.NOT_FOUND, str(error)
         except ContractError as error:
@@ -409,23 +483,17 @@ class Downloads:
         except Exception:
             log.exception("a download failed")
         log.warning("a download by %s was refused: %s", context.peer(), sentence)
-        context.abort(code, sentence)
+        await context.abort(code, sentence)
         raise AssertionError("abort raises")
 
-    def _begin(self, robot: str, context: grpc.ServicerContext) -> None:
+    def _begin(self, robot: str, context: Context) -> None:
         """Count it until it has arrived or was given up; raises BlockingIOError where a robot has too many."""
         peer = peer_of(context.peer())
         one = (robot or f"{peer}", peer)  # without certificates a connection is a robot
-        with self._lock:
-            if sum(owner == one[0] for owner, _ in self._running) >= _AT_ONCE:
-                raise BlockingIOError(f"a robot may download {_AT_ONCE} pieces at once, so this one waits; ask later.")
-            self._running.append(one)
-        if not context.add_callback(lambda: self._end(one)):
-            self._end(one)
-
-    def _end(self, one: tuple[str, Peer]) -> None:
-        with self._lock:
-            self._running.remove(one)
+        if sum(owner == one[0] for owner, _ in self._running) >= _AT_ONCE:
+            raise BlockingIOError(f"a robot may download {_AT_ONCE} pieces at once, so this one waits; ask later.")
+        self._running.append(one)
+        context.add_done_callback(lambda _: self._running.remove(one))
 
 
 def most_connections(robots: int) -> int:
