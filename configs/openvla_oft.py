@@ -98,5 +98,5 @@ def small_residual_td3() -> Improve:
     recipe: Improve = load_config("smolvla.py:small_residual_td3")
     trainer = cast(OffPolicyRL, recipe.rl)
     policy = replace(cast(TD3Residual, trainer.policy), encoder="runs/small_imitate/checkpoints/grounded")
-    loop = replace(trainer.loop, env_steps=100_000, validate_steps=25_000)
+    loop = replace(trainer.loop, env_steps=150_000, validate_steps=25_000)
     return replace(recipe, rl=replace(trainer, policy=policy, loop=loop))
