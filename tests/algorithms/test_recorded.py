@@ -119,6 +119,26 @@ def test_good_decisions_are_the_asked_share_of_a_minibatch() -> None:
     torch.testing.assert_close(share, torch.tensor([0.0375] * 8 + [0.35] * 2), atol=0.02, rtol=0)
 
 
+def test_good_is_the_best_of_what_led_to_success() -> None:
+    """Of a task half of its four decisions; a failure's are not, unless a person chose them, and do not count."""
+    found = recorded([1] * 9, [False, False, True, True, True, True, False, True, True], person={6: 0})
+    agent = learner(found, config=RecordedConfig(positive=0.5))
+    task = torch.tensor([0, 0, 0, 0, 0, 0, 0, 1, 1])
+    advantage = torch.tensor([0.9, 0.8, 0.4, 0.3, 0.2, 0.1, -0.9, -0.1, -0.2])
+    good = agent.good(task, found.outcomes, advantage)
+    assert good.tolist() == [False, False, True, True, False, False, True, True, False]
+
+
+def test_advantages_are_the_mean_over_the_length_of_a_decision() -> None:
+    """Two and three steps ahead, of a policy of two actions: V is -.8, -.5, -.4, -.2 and every step costs a tenth."""
+    found = recorded([4], [True])
+    agent = learner(found)
+    value = torch.tensor([-0.8, -0.5, -0.4, -0.2])
+    two, three = -0.2 - 0.4 + 0.8, -0.3 - 0.2 + 0.8
+    expected = torch.tensor([(two + three) / 2, ((-0.2 - 0.2 + 0.5) + (-0.2 + 0.5)) / 2, -0.1 + 0.4, 0.0 + 0.2])
+    torch.testing.assert_close(agent.advantage(found.outcomes, value), expected)
+
+
 def test_weights_are_by_hand_and_decide_what_is_drawn() -> None:
     config = WeightedConfig(temperature=0.5, limit=3.0)
     advantage = torch.tensor([-0.1, -0.1, 0.1, 0.1])

@@ -216,25 +216,31 @@ class Recap(ChunkLearner[RecapConfig]):
     def labelled(self, chunks: Chunks, outcomes: Outcomes) -> tuple[Chunks, dict[str, float]]:
         """The decisions to imitate, with their labels, and metrics."""
         value = self.predicted(chunks)
-        advantage = outcomes.advantage(value, self.config.lookahead, self.time_limit)
-        new, metrics = self.label(chunks, outcomes, advantage)
+        new, metrics = self.label(chunks, outcomes, self.advantage(outcomes, value))
         fresh = self._fresh(chunks, outcomes)
         metrics |= {
             "value/mean": float(value.mean()),
             "value/error": float((value - outcomes.target).square().mean().sqrt()),
-            "policy/advantage_std": float(advantage.std(correction=0)),
             "rollout/human": float(outcomes.human.double().mean()),
             "rollout/too_old": float((~fresh).sum()),
         }
         return new if fresh.all() else new.select(fresh), metrics
 
+    def advantage(self, outcomes: Outcomes, value: Tensor) -> Tensor:
+        """A [N], given the ``value`` [N] of each decision's observation."""
+        return outcomes.advantage(value, self.config.lookahead, self.time_limit)
+
     def label(self, chunks: Chunks, outcomes: Outcomes, advantage: Tensor) -> tuple[Chunks, dict[str, float]]:
         """``chunks`` with ``INDICATOR`` among their features, given the ``advantage`` [N] of each, and metrics."""
-        autonomous = ~outcomes.human
-        good = outcomes.human | (advantage >= threshold(advantage, chunks.task, autonomous, self.config.positive))
+        autonomous, good = ~outcomes.human, self.good(chunks.task, outcomes, advantage)
         indicator = torch.where(good, POSITIVE, NEGATIVE)
         share = float(good[autonomous].double().mean()) if autonomous.any() else 1.0
-        return replace(chunks, features={**chunks.features, INDICATOR: indicator}), {"policy/positive": share}
+        metrics = {"policy/positive": share, "policy/advantage_std": float(advantage.std(correction=0))}
+        return replace(chunks, features={**chunks.features, INDICATOR: indicator}), metrics
+
+    def good(self, task: Tensor, outcomes: Outcomes, advantage: Tensor) -> Tensor:
+        """bool [N]: which decisions were good, given their ``task`` and ``advantage`` [N]."""
+        return outcomes.human | (advantage >= threshold(advantage, task, ~outcomes.human, self.config.positive))
 
     def asked(self, batch: Chunks) -> Chunks:
         """A minibatch as it is imitated: some decisions have no label."""

@@ -1,7 +1,13 @@
 """RECAP, and imitation weighed by advantages, from recorded episodes alone; and whether these can teach.
 
-Returns, advantages and indicators are those of ``recap.py``, with a decision at every control step: the value that an
-advantage is bootstrapped with is that of the observation ``N`` control steps later.
+Returns and indicators are those of ``recap.py``, with a decision at every control step.  The value that an advantage is
+bootstrapped with is that of the observation ``N`` control steps later, and advantages for ``N`` to ``N + H - 1`` are
+averaged, ``H`` actions being a decision of the policy: at one of these steps whoever was recorded decided anew.
+
+**Only what led to success can be good**, deviating from the paper: the best ``positive`` of it (a person's actions are
+always good).  A failure lasts until the time limit, so most steps are a failure's; whatever share of all of them is
+called good, errors of the value choose many of those, and how many of the successes are left depends on how many
+episodes succeeded.
 
 **Values are cross-fitted.**  Episodes are dealt into ``K`` folds, and the value of an observation is that of the
 network that was fitted without its episode.  A network that has seen an episode remembers how it ended, and the better
@@ -36,7 +42,7 @@ from torch import Tensor, nn
 
 from vla_rl.algorithms.chunks import Chunks
 from vla_rl.algorithms.decisions import mean
-from vla_rl.algorithms.recap import Outcomes, Recap, RecapConfig, returns
+from vla_rl.algorithms.recap import Outcomes, Recap, RecapConfig, returns, threshold
 from vla_rl.contract.batch import OneProcess, Reducer, Rollout
 from vla_rl.contract.config import above_zero, within
 from vla_rl.policies.advantage_conditioned import INDICATOR, POSITIVE
@@ -51,8 +57,9 @@ Report = Callable[[int, dict[str, float]], None]
 
 @dataclass(frozen=True)
 class RecordedConfig(RecapConfig):
-    """RECAP's, and how often what is good is drawn."""
+    """RECAP's, where ``positive`` is a share of the decisions that led to success; how often what is good is drawn."""
 
+    positive: float = within(0.5, 0.0, 1.0)  # p: of a task's autonomous decisions in episodes that succeeded
     positive_share: float = within(0.8, 0.0, 1.0)  # of a minibatch: decisions that are good
 
 
@@ -179,6 +186,17 @@ class RecordedRecap(Recap):
         chunks, human, metrics = self._labelled
         return {**metrics, **mean([self._policy_step(chunks, human) for _ in range(self.block)])}
 
+    def advantage(self, outcomes: Outcomes, value: Tensor) -> Tensor:
+        """The mean of those ``N``, ``N + 1``, ... control steps ahead, for as many as a decision has."""
+        first = self.config.lookahead
+        ahead = range(first, first + self.policy.horizon)
+        return torch.stack([outcomes.advantage(value, steps, self.time_limit) for steps in ahead]).mean(0)
+
+    def good(self, task: Tensor, outcomes: Outcomes, advantage: Tensor) -> Tensor:
+        """The best ``positive`` of each task's autonomous decisions that led to success, and what a person did."""
+        led = self.recorded.success & ~outcomes.human
+        return outcomes.human | (led & (advantage >= threshold(advantage, task, led, self.config.positive)))
+
     def label(self, chunks: Chunks, outcomes: Outcomes, advantage: Tensor) -> tuple[Chunks, dict[str, float]]:
         """As ``Recap`` does, and good ones are ``positive_share`` of a minibatch."""
         labelled, metrics = super().label(chunks, outcomes, advantage)
@@ -205,7 +223,8 @@ class WeightedImitation(RecordedRecap):
         weight = advantage_weights(advantage, self.config)
         self.sampler = _Drawn(torch.where(outcomes.human, weight.clamp_min(1.0), weight))
         effective = weight.sum().square() / weight.square().sum() / len(weight)
-        return chunks, {"policy/effective_share": float(effective)}
+        spread = float(advantage.std(correction=0))
+        return chunks, {"policy/effective_share": float(effective), "policy/advantage_std": spread}
 
     def asked(self, batch: Chunks) -> Chunks:
         return _moved(batch, next(iter(self.parameters.values())).device)

@@ -57,8 +57,8 @@ class ByAdvantage(Checked):
     """RECAP: imitate everything, conditioned on how good it was, and act as if the next decision were good."""
 
     algorithm: RecordedConfig = field(
-        default_factory=lambda: RecordedConfig(positive=0.15, lookahead=2, value_steps=1500, steps=2500, lr=1e-3)
-    )  # a seventh is good: failures last until the time limit, and a quota that they fill tells nothing
+        default_factory=lambda: RecordedConfig(lookahead=2, value_steps=1500, steps=2500, lr=1e-3)
+    )
     guidance: float = at_least(1.0, 0)  # see AdvantageConfig; above 1 for flows only
     stage = "recap"
 
@@ -262,9 +262,11 @@ def _print_outcomes(episodes: Demonstrations, success: np.ndarray) -> None:
             f"  only {int(success.sum())} episodes succeeded and {int((~success).sum())} failed, so what tells them "
             "apart can hardly be learnt; record more of both kinds."
         )
-    alike = [episodes.tasks[task] for task in np.unique(tasks) if len(set(success[tasks == task].tolist())) == 1]
-    if alike and len(alike) < len(set(tasks.tolist())):
-        console.print(f"  all episodes ended alike in {', '.join(map(repr, alike))}: there, only their lengths teach.")
+    ends = {episodes.tasks[task]: set(success[tasks == task].tolist()) for task in np.unique(tasks)}
+    for ended, then in ((False, "failed: nothing of it is called good"), (True, "succeeded: only their lengths teach")):
+        alike = [task for task, found in ends.items() if found == {ended}]
+        if alike and len(ends) > 1:
+            console.print(f"  all episodes of {', '.join(map(repr, alike))} {then}.")
 
 
 def recorded_decisions(policy: Any, episodes: Demonstrations, success: np.ndarray, config: RecapConfig) -> Recorded:
