@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,6 +37,23 @@ def test_robots_do_not_mix():
     right = [replace(record, robot="other") for record in chained([introduction(), *episode("1", 3)])]
     found, left_out = read([record for pair in zip(left, right, strict=True) for record in pair])
     assert [(one.sender.robot, len(one.steps)) for one in found] == [("arm", 3), ("other", 3)] and not left_out
+
+
+def test_a_later_reader_goes_on_from_the_oldest_open_episode():
+    """Wherever the first ends: the second gets records from where it says, and no introduction again."""
+    left = chained([introduction(), *episode("1", 3), *episode("2", 2)])
+    right = [replace(record, robot="other") for record in chained([introduction(), *episode("1", 4)])]
+    records = [record for pair in itertools.zip_longest(left, right) for record in pair if record]
+    whole, _ = read(records)
+    for cut in range(len(records) + 1):
+        first, second = EpisodeReader(), EpisodeReader()
+        found = [done for at, one in enumerate(records[:cut], 1) if (done := first.add(one, at))]
+        oldest = first.oldest()
+        begin = cut + 1 if oldest is None else oldest
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        rest = enumerate(records[begin - 1 :], begin)
+        more = [done for at, one in rest if (done := second.add(one, at)) and at > cut]
+        assert [(one.sender.robot, one.name) for one in found + more] == [(one.sender.robot, one.name) for one in whole]
 
 
 @pytest.mark.parametrize(

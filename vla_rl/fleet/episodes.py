@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from vla_rl.contract.env import EnvSpec
 from vla_rl.contract.errors import ContractError
@@ -44,14 +45,16 @@ class _Open:
 
     sender: Sender
     spec: EnvSpec | None = None
+    since: int = 0  # where the open episode began
     episode: str = ""
     task: str = ""
     steps: list[FleetRecord] = field(default_factory=list)
     held: int = 0  # bytes of their payloads
     broken: str = ""  # why the open episode cannot be used
 
-    def begin(self, record: FleetRecord) -> None:
+    def begin(self, record: FleetRecord, position: int) -> None:
         self.episode, self.task, self.steps, self.held, self.broken = record.episode, record.task, [], 0, ""
+        self.since = position
 
     def add(self, record: FleetRecord) -> bool:
         """Keep a step; returns False once the episode is too long to be kept."""
@@ -69,6 +72,9 @@ class EpisodeReader:
     robot gave steps up because its disk was full, or it never introduced itself), "unreadable" (a step is not finite or
     does not fit what the robot introduced), "too long", and "redo" (a person asked for it to be played again).
     ``tell`` is told by name which were unreadable or too long.  One episode a robot is open at a time.
+
+    Where positions of the ledger are given, a later reader can go on: it gets :meth:`state_dict` and the records from
+    :meth:`oldest` on.
     """
 
     def __init__(self, tell: Tell = tell_log) -> None:
@@ -76,33 +82,49 @@ class EpisodeReader:
         self._open: dict[str, _Open] = {}
         self._tell = tell
 
-    def add(self, record: FleetRecord) -> FleetEpisode | None:
-        """The episode that ``record`` completes, if it does."""
-        one = self._taken(record)
-        return self._ended(one, record) if one else None
+    def add(self, record: FleetRecord, position: int = 0) -> FleetEpisode | None:
+        """The episode that ``record``, at ``position``, completes, if it does."""
+        one = self._taken(record, position)
+        return self._ended(one, record, position) if one else None
 
-    def skip(self, record: FleetRecord) -> None:
+    def skip(self, record: FleetRecord, position: int = 0) -> None:
         """Take ``record`` in without looking at the episode that it may complete, which was read before."""
-        if one := self._taken(record):
-            one.begin(record)
+        if one := self._taken(record, position):
+            one.begin(record, position)
 
-    def _taken(self, record: FleetRecord) -> _Open | None:
+    def oldest(self) -> int | None:
+        """The position of the first record of the episodes that are open; None while none is."""
+        return min((one.since for one in self._open.values() if one.steps or one.broken), default=None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """{robot: its epoch, and the environment that it introduced}; nothing of open episodes."""
+        return {
+            robot: {"epoch": one.sender.epoch, "spec": one.spec and one.spec.to_json()}
+            for robot, one in self._open.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for robot, one in state.items():
+            spec = EnvSpec.from_json(one["spec"]) if one["spec"] else None
+            self._open[robot] = _Open(Sender(robot, one["epoch"]), spec)
+
+    def _taken(self, record: FleetRecord, position: int) -> _Open | None:
         one = self._open.get(record.robot)
         if one is None or one.sender != record.sender:  # a robot whose spool is new
             if one is not None:
                 self._leave(one, "unfinished")
             one = self._open[record.robot] = _Open(record.sender)
         if record.kind == "event":
-            self._introduced(one, record)
+            self._introduced(one, record, position)
             return None
         if record.kind == "dropped":
             self._leave(one, "incomplete")
-            one.begin(record)
+            one.begin(record, position)
             one.broken = "incomplete"
             return None
         if record.episode != one.episode:
             self._leave(one, "unfinished")
-            one.begin(record)
+            one.begin(record, position)
         if record.kind == "step":
             if not one.broken and not one.add(record):
                 one.broken = "too long"
@@ -110,7 +132,7 @@ class EpisodeReader:
             return None
         return one
 
-    def _introduced(self, one: _Open, record: FleetRecord) -> None:
+    def _introduced(self, one: _Open, record: FleetRecord, position: int) -> None:
         try:
             spec = unpack_introduction(record.payload)
         except ContractError as error:
@@ -121,16 +143,16 @@ class EpisodeReader:
             if spec is not None:  # the robot has begun anew
                 if one.steps:
                     self._leave(one, "unfinished")
-                one.begin(record)
+                one.begin(record, position)
                 one.spec = spec
 
-    def _ended(self, one: _Open, record: FleetRecord) -> FleetEpisode | None:
+    def _ended(self, one: _Open, record: FleetRecord, position: int) -> FleetEpisode | None:
         try:
             found = self._whole(one, record)
         except ContractError as error:
             self._tell(record.robot, record.episode, str(error))
             found = "unreadable"
-        one.begin(record)
+        one.begin(record, position)
         if isinstance(found, FleetEpisode):
             return found
         self.left_out[found] += 1

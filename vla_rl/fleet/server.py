@@ -277,7 +277,8 @@ class LearnerProcess:
     """Keeps ``command`` running until :meth:`close`.
 
     It reads records from its standard input (``received``) and ends when that ends.  Each line of its standard
-    output is JSON: ``{"alarm": sentence}``, or ``{"learner": {name: number}}`` for the page.
+    output is JSON: ``{"wanted": ...}``, the fields of ``Wanted``, before it gets any; then ``{"alarm": sentence}``, or
+    ``{"learner": {name: number}}`` for the page.
     """
 
     def __init__(self, command: Sequence[str], ledger: Ledger, status: Status) -> None:
@@ -326,9 +327,10 @@ class LearnerProcess:
         with subprocess.Popen(self._command, stdin=pipe, stdout=pipe, start_new_session=True) as process:
             self._process = process
             assert process.stdin is not None and process.stdout is not None
-            over = threading.Event()
-            feeding = threading.Thread(target=self._feed, args=(process.stdin, over), name="fleet-feed", daemon=True)
-            hearing = threading.Thread(target=self._hear, args=(process.stdout,), name="fleet-hear", daemon=True)
+            over, asked = threading.Event(), queue.Queue[Wanted]()
+            given, told = (process.stdin, over, asked), (process.stdout, asked)
+            feeding = threading.Thread(target=self._feed, args=given, name="fleet-feed", daemon=True)
+            hearing = threading.Thread(target=self._hear, args=told, name="fleet-hear", daemon=True)
             feeding.start()
             hearing.start()
             while process.poll() is None and not self._ending.wait(0.05):
@@ -349,17 +351,24 @@ class LearnerProcess:
                 "the learner did not end within %g s and was killed; it goes on from its last state", PATIENCE_S
             )
 
-    def _feed(self, pipe: BinaryIO, over: threading.Event) -> None:
+    def _feed(self, pipe: BinaryIO, over: threading.Event, asked: queue.Queue[Wanted]) -> None:
+        wanted = None
+        while wanted is None and not over.is_set():
+            with suppress(queue.Empty):
+                wanted = asked.get(timeout=_FEED_S)
         with suppress(OSError):  # it is gone, which is told by its exit code
-            send_records(self._ledger, pipe, over)
+            send_records(self._ledger, pipe, over, wanted)
         with suppress(OSError):
             pipe.close()
 
-    def _hear(self, pipe: BinaryIO) -> None:
+    def _hear(self, pipe: BinaryIO, asked: queue.Queue[Wanted]) -> None:
         while line := pipe.readline(_MAX_LINE):
             try:
                 said = json.loads(line)
-                if "alarm" in said:
+                if "wanted" in said:
+                    one = said["wanted"]
+                    asked.put(Wanted(int(one["begin"]), int(one["position"]), str(one["name"])))
+                elif "alarm" in said:
                     log.warning("%s", said["alarm"])  # a page that ends is read no more
                     self._status.alarm(str(said["alarm"]))
                 else:
@@ -369,15 +378,35 @@ class LearnerProcess:
                 log.warning("the learner says %r, which is no message", line[:200])
 
 
-def send_records(ledger: Ledger, pipe: BinaryIO, ending: threading.Event) -> None:
-    """Write the records of ``ledger`` from its beginning, and new ones as they come, until ``ending``.
+@dataclass(frozen=True)
+class Wanted:
+    """What a learner needs of a ledger: the records from position ``begin`` on.
+
+    ``name``, the beginning of the hash of the record at ``position``, the last that it took, says whether this is that
+    ledger: in one that was set back to a copy, others are there.  Then it needs all of them.
+    """
+
+    begin: int = 1
+    position: int = 0
+    name: str = ""
+
+    def after(self, ledger: Ledger) -> int:
+        """Behind which position it needs records."""
+        found = ledger.read(self.position - 1, 1) if self.position > 0 else []
+        same = bool(found and self.name) and found[0][0] == self.position
+        return self.begin - 1 if same and found[0][1].hash.hex().startswith(self.name) else 0
+
+
+def send_records(ledger: Ledger, pipe: BinaryIO, ending: threading.Event, wanted: Wanted | None = None) -> None:
+    """Write the records of ``ledger`` that are ``wanted`` (None: all), and new ones as they come, until ``ending``.
 
     A reader that is slow is waited for, and so is a ledger that gives nothing now.  Raises OSError when the reader is
     gone.
     """
-    position, trouble = 0, ""
+    position, trouble = -1, ""
     while not ending.is_set():
         try:
+            position = (wanted or Wanted()).after(ledger) if position < 0 else position
             found, now = ledger.read(position, _BATCH), ""
         except (UserError, OSError, MemoryError) as error:
             found, now = [], str(error) or type(error).__name__

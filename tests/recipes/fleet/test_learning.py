@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import signal
+import threading
 from contextlib import closing
 from dataclasses import replace
 
@@ -20,11 +21,12 @@ from tests.patience import wait_until
 from tests.recipes.fleet import configs
 from vla_rl.cli import fleet as cli
 from vla_rl.contract.errors import UserError
+from vla_rl.fleet.ledger import Ledger
 from vla_rl.fleet.manifest import TrustedKeys, spec_hash
 from vla_rl.fleet.policy_cache import PolicyCache
 from vla_rl.fleet.registry import Registry
 from vla_rl.fleet.releases import Outcomes
-from vla_rl.fleet.server import FleetServer, FleetServerConfig, Inbox
+from vla_rl.fleet.server import FleetServer, FleetServerConfig, Inbox, Wanted, received, send_records
 from vla_rl.fleet.transport import TransportOptions
 from vla_rl.policies.pretrained import load_policy
 from vla_rl.recipes.fleet.learners import LEARNER, Learn, command, prepare
@@ -146,8 +148,49 @@ def test_a_state_of_another_vla_rl_is_one_sentence(shown, tmp_path):
     one = learning(shown[0], tmp_path)
     one.run.save_state(1, {"learner": one.learner.state_dict(), "updates": 1})
     one.run.close()
-    with pytest.raises(UserError, match=r"has no ends, episodes, position, published, robots, so it cannot go on: .*"):
+    with pytest.raises(
+        UserError,
+        match=r"has no begin, ends, episodes, last, position, published, reader, robots, so it cannot go on: .*",
+    ):
         learning(shown[0], tmp_path)
+
+
+def test_it_starts_where_the_oldest_episode_begins_that_its_weights_have_not_seen(shown, tmp_path):
+    found = sent(shown, person=range(3, 6))
+    ends = [position for position, record in found if record.kind == "episode_end"]
+    for name, cut, begin in (("within", ends[1] + 4, ends[1] + 1), ("between", ends[1], ends[1] + 1)):
+        whole, first = (learning(shown[0], tmp_path / name / side) for side in ("a", "b"))
+        take(whole, found)
+        take(first, found[:cut])
+        first.save()
+        first.run.close()
+        second = learning(shown[0], tmp_path / name / "b")
+        wanted = Wanted(**second.wanted())
+        assert wanted == Wanted(begin, cut, found[cut - 1][1].hash[:8].hex())
+        take(second, found[begin - 1 :])
+        assert second.episodes == whole.episodes == 3
+        assert torch.equal(second.learner.corrections.actions, whole.learner.corrections.actions)
+
+
+def test_the_server_sends_what_is_wanted_of_its_ledger_and_all_of_another(shown, tmp_path):
+    records = [record for _, record in sent(shown)]
+    with closing(Ledger(tmp_path, reserve=0)) as ledger:
+        ledger.append(records)
+        name = records[8].hash[:8].hex()
+        assert Wanted().after(ledger) == 0
+        assert Wanted(5, 9, name).after(ledger) == 4
+        assert Wanted(5, 9, records[7].hash[:8].hex()).after(ledger) == 0, "another record is there"
+        assert Wanted(5, len(records) + 1, name).after(ledger) == 0, "none is there yet"
+        read, write = os.pipe()
+        ending = threading.Event()
+        with open(read, "rb") as incoming, open(write, "wb") as outgoing:
+            given = (ledger, outgoing, ending, Wanted(5, 9, name))
+            sending = threading.Thread(target=send_records, args=given, daemon=True)
+            sending.start()
+            expected = [*range(5, len(records) + 1)]
+            assert [position for position, _ in itertools.islice(received(incoming), len(expected))] == expected
+            ending.set()
+            sending.join()
 
 
 def test_new_episodes_of_a_ledger_that_was_set_back_to_a_copy_are_learnt_from(shown, tmp_path):

@@ -3,7 +3,8 @@
 It reads the ledger's records from standard input, writes its run to ``FOLDER/learner``, publishes to
 ``FOLDER/registry``, signed with the key in the file ``KEY``, and says how it goes on standard output; what both ends
 write is in ``fleet/server.py``.  Killed at any moment, it goes on from its last publication: each episode behind that
-is learnt from again, each before it is not.
+is learnt from again, each before it is not.  With its weights it saves where in the ledger the oldest episode begins
+that is not in them, and the server sends records from there on.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Learning:
         self._known = dict[int, bytes]()  # the ends of episodes that it has learnt from, or put aside: their hashes
         self.metrics: dict[str, float] = {}
         self._reader, self._complained = EpisodeReader(self._complain), dict[str, set[str]]()
+        self._last = b""  # by which the record at ``position`` is known again
+        self._begin = 1  # the first record that it needs again
         self._robots = set[str]()  # that ended an episode since the last publication
         self._saved = 0  # updates that the newest state has
         self._restore()
@@ -75,15 +78,21 @@ class Learning:
 
         One is known by the position and the hash of its end: in a ledger that was set back to a copy, others are there.
         """
-        ends, self.position = record.kind == "episode_end", position
+        if position < self._begin:  # so all of them come again
+            self._reader, self._begin = EpisodeReader(self._complain), 1
+        ends, self.position, self._last = record.kind == "episode_end", position, _name(record)
         if ends and self._known.get(position) == _name(record):
-            self._reader.skip(record)
+            self._reader.skip(record, position)
             return
-        episode = self._reader.add(record)
+        episode = self._reader.add(record, position)
         if ends:
             self._known[position] = _name(record)
         if episode is not None:
             self._learn_from(episode)
+
+    def wanted(self) -> dict[str, Any]:
+        """Which records it needs, for ``Wanted`` at the server's end."""
+        return {"begin": self._begin, "position": self.position, "name": self._last.hex()}
 
     def _learn_from(self, episode: FleetEpisode) -> None:
         policy, stages = self.learner.policy, self.releasing.registry.releases.stages
@@ -201,7 +210,11 @@ class Learning:
         """Save everything that a later process needs to go on from here."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         ends = (np.array([*self._known], np.int64), np.array([*map(list, self._known.values())], np.uint8))
-        state = {**numbers, "robots": sorted(self._robots), "ends": ends, "learner": self.learner.state_dict()}
+        oldest = self._reader.oldest()
+        numbers |= {"begin": self.position + 1 if oldest is None else oldest}
+        seen = {"last": self._last.hex(), "reader": json.dumps(self._reader.state_dict())}
+        learner = self.learner.state_dict()
+        state = {**numbers, **seen, "robots": sorted(self._robots), "ends": ends, "learner": learner}
         self.run.save_state(self.updates, state)
         self._saved = self.updates
 
@@ -210,7 +223,7 @@ class Learning:
         if state is None:
             self.save()
             return
-        if missing := {*_NUMBERS, "robots", "ends", "learner"} - state.keys():
+        if missing := {*_NUMBERS, "begin", "last", "reader", "robots", "ends", "learner"} - state.keys():
             raise UserError(
                 f"the state of the learner in {str(self.run.path)!r} has no {', '.join(sorted(missing))}, so it cannot "
                 "go on: another vla-rl saved it; move that folder away, and it learns again from what robots sent."
@@ -219,6 +232,8 @@ class Learning:
         for name in _NUMBERS:
             setattr(self, name, state[name])
         self._saved, self._robots = self.updates, set(state["robots"])
+        self._begin, self._last = state["begin"], bytes.fromhex(state["last"])
+        self._reader.load_state_dict(json.loads(state["reader"]))
         positions, names = (np.asarray(item) for item in state["ends"])
         self._known = {int(at): name.tobytes() for at, name in zip(positions, names, strict=True)}
 
@@ -230,6 +245,7 @@ def _name(record: FleetRecord) -> bytes:
 
 def until_the_server_ends(learning: Learning, inbox: Inbox, say: Callable[[dict[str, Any]], None]) -> None:
     """Learn from what comes in; the state is saved at the end."""
+    say({"wanted": learning.wanted()})
     said, idle = -float("inf"), False
     while not inbox.ended:
         found = inbox.take(_WAIT_S if idle else 0.0)
