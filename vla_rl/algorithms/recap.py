@@ -216,11 +216,13 @@ class Recap(ChunkLearner[RecapConfig]):
     def labelled(self, chunks: Chunks, outcomes: Outcomes) -> tuple[Chunks, dict[str, float]]:
         """The decisions to imitate, with their labels, and metrics."""
         value = self.predicted(chunks)
-        new, metrics = self.label(chunks, outcomes, self.advantage(outcomes, value))
+        advantage = self.advantage(outcomes, value)
+        new, metrics = self.label(chunks, outcomes, advantage)
         fresh = self._fresh(chunks, outcomes)
         metrics |= {
             "value/mean": float(value.mean()),
             "value/error": float((value - outcomes.target).square().mean().sqrt()),
+            "policy/advantage_std": float(advantage.std(correction=0)),
             "rollout/human": float(outcomes.human.double().mean()),
             "rollout/too_old": float((~fresh).sum()),
         }
@@ -235,8 +237,7 @@ class Recap(ChunkLearner[RecapConfig]):
         autonomous, good = ~outcomes.human, self.good(chunks.task, outcomes, advantage)
         indicator = torch.where(good, POSITIVE, NEGATIVE)
         share = float(good[autonomous].double().mean()) if autonomous.any() else 1.0
-        metrics = {"policy/positive": share, "policy/advantage_std": float(advantage.std(correction=0))}
-        return replace(chunks, features={**chunks.features, INDICATOR: indicator}), metrics
+        return replace(chunks, features={**chunks.features, INDICATOR: indicator}), {"policy/positive": share}
 
     def good(self, task: Tensor, outcomes: Outcomes, advantage: Tensor) -> Tensor:
         """bool [N]: which decisions were good, given their ``task`` and ``advantage`` [N]."""

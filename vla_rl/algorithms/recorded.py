@@ -223,8 +223,7 @@ class WeightedImitation(RecordedRecap):
         weight = advantage_weights(advantage, self.config)
         self.sampler = _Drawn(torch.where(outcomes.human, weight.clamp_min(1.0), weight))
         effective = weight.sum().square() / weight.square().sum() / len(weight)
-        spread = float(advantage.std(correction=0))
-        return chunks, {"policy/effective_share": float(effective), "policy/advantage_std": spread}
+        return chunks, {"policy/effective_share": float(effective)}
 
     def asked(self, batch: Chunks) -> Chunks:
         return _moved(batch, next(iter(self.parameters.values())).device)

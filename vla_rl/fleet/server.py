@@ -328,9 +328,9 @@ class LearnerProcess:
             self._process = process
             assert process.stdin is not None and process.stdout is not None
             over, asked = threading.Event(), queue.Queue[Wanted]()
-            given, told = (process.stdin, over, asked), (process.stdout, asked)
+            given, heard = (process.stdin, over, asked), (process.stdout, asked)
             feeding = threading.Thread(target=self._feed, args=given, name="fleet-feed", daemon=True)
-            hearing = threading.Thread(target=self._hear, args=told, name="fleet-hear", daemon=True)
+            hearing = threading.Thread(target=self._hear, args=heard, name="fleet-hear", daemon=True)
             feeding.start()
             hearing.start()
             while process.poll() is None and not self._ending.wait(0.05):
